@@ -1,0 +1,46 @@
+"""One launch of a kernel, as the backends receive it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from .source import KernelText
+
+TemplateValue = int | bool | float | mx.Dtype
+Size3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that a backend needs to run a kernel once.
+
+    `grid` and `threadgroup` count threads, as in `mx.fast.metal_kernel`; the grid is an exact multiple
+    of the threadgroup. `checked` asks the `cpu` backend for its checks.
+    """
+
+    text: KernelText
+    inputs: Sequence[mx.array]
+    template: Mapping[str, TemplateValue]
+    grid: Size3
+    threadgroup: Size3
+    output_shapes: Sequence[Sequence[int]]
+    output_dtypes: Sequence[mx.Dtype]
+    checked: bool = False
+
+
+def float_constants(template: Mapping[str, TemplateValue]) -> str:
+    """The declarations of a template's float values, which Metal does not take as template arguments."""
+    return "".join(
+        f"constant constexpr float {name} = {float_literal(value)};\n"
+        for name, value in template.items()
+        if isinstance(value, float)
+    )
+
+
+def float_literal(value: float) -> str:
+    """A float32 literal, e.g. 1e-06f."""
+    text = repr(float(value))
+    return (text if "." in text or "e" in text else text + ".0") + "f"

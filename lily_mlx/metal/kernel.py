@@ -62,9 +62,7 @@ class Kernel:
         """A kernel from text, with the meaning of `mx.fast.metal_kernel`'s `source` and `header`."""
         kernel = cls(name, inputs, outputs, body="", max_threads=max_threads)
         parts = (SourcePart(f"<{name} header>", header),) if header else ()
-        kernel.text = make_text(
-            name, kernel.inputs, kernel.outputs, SourcePart(f"<{name}>", source), parts
-        )
+        kernel.text = make_text(name, kernel.inputs, kernel.outputs, SourcePart(f"<{name}>", source), parts)
         return kernel
 
     @functools.cached_property
@@ -106,7 +104,14 @@ class Kernel:
         """
         template = template or {}
         launch = Launch(
-            self.text, inputs, template, grid, threadgroup, output_shapes, output_dtypes, backends.is_checked()
+            self.text,
+            inputs,
+            template,
+            grid,
+            threadgroup,
+            output_shapes,
+            output_dtypes,
+            backends.is_checked(),
         )
         self._check(launch)
         name = backends.current_backend() if backend is None else backends.require_backend(backend)
@@ -141,7 +146,8 @@ class Kernel:
         for name, value in template.items():
             if not isinstance(value, (int, float, mx.Dtype)):
                 raise SourceError(
-                    f"kernel {self.name}: template value {name}={value!r} must be an int, bool, float or Dtype"
+                    f"kernel {self.name}: template value {name}={value!r} must be an int, bool, float "
+                    "or Dtype"
                 )
             if isinstance(value, float) and not math.isfinite(value):
                 raise SourceError(f"kernel {self.name}: template value {name}={value} must be finite")

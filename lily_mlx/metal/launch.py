@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import mlx.core as mx
 
 from .source import KernelText
 
-TemplateValue = int | bool | float | mx.Dtype
-Size3 = tuple[int, int, int]
+TemplateValue: TypeAlias = int | bool | float | mx.Dtype
+Size3: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True)

@@ -116,13 +116,17 @@ def strip(text: str) -> str:
     return "".join(line + "\n" for line in lines if line)
 
 
-def read_text(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], body: Path, headers: tuple[Path, ...]):
+def read_text(
+    name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], body: Path, headers: tuple[Path, ...]
+):
     """Reads a kernel's files.
 
     Raises:
         SourceError: a file is missing, is not ASCII, or breaks a rule of `check_text`.
     """
-    return make_text(name, inputs, outputs, _read_part(name, body), tuple(_read_part(name, h) for h in headers))
+    return make_text(
+        name, inputs, outputs, _read_part(name, body), tuple(_read_part(name, h) for h in headers)
+    )
 
 
 def make_text(
@@ -174,10 +178,10 @@ def check_text(text: KernelText) -> None:
             for found in re.finditer(re.escape(name + suffix), text.body_part.text):
                 word = re.search(r"\w*$", text.body_part.text[: found.start()])
                 if (word and word.group()) or re.match(r"\w", text.body_part.text[found.end() :][:1]):
+                    line = _line(text.body_part.text, found.start())
                     raise SourceError(
-                        f"kernel {text.name}: {text.body_part.path}:{_line(text.body_part.text, found.start())} "
-                        f"has an identifier that contains {name + suffix!r}, so MLX would add that buffer; "
-                        "rename the identifier"
+                        f"kernel {text.name}: {text.body_part.path}:{line} has an identifier that contains "
+                        f"{name + suffix!r}, so MLX would add that buffer; rename the identifier"
                     )
     if not text.attributes:
         raise SourceError(
@@ -245,7 +249,9 @@ _OPERATORS = {
 }  # fmt: skip
 
 
-def threadgroup_bytes(text: KernelText, template: Mapping[str, object], sizes: Mapping[str, int]) -> int | None:
+def threadgroup_bytes(
+    text: KernelText, template: Mapping[str, object], sizes: Mapping[str, int]
+) -> int | None:
     """Bytes of threadgroup memory that a kernel declares, or None where the text is too clever to tell.
 
     Args:

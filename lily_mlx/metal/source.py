@@ -118,7 +118,7 @@ def strip(text: str) -> str:
 
 def read_text(
     name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], body: Path, headers: tuple[Path, ...]
-):
+) -> KernelText:
     """Reads a kernel's files.
 
     Raises:

@@ -1,0 +1,17 @@
+"""Mixture of experts of Qwen3.5/3.6: routed experts by top-k, and one shared expert that sees every token."""
+
+from .decode import experts_down, experts_gate_up
+from .prefill import combine, grouped_down, grouped_gate_up
+from .routing import Routing, route
+from .weights import ExpertWeights
+
+__all__ = [
+    "ExpertWeights",
+    "Routing",
+    "combine",
+    "experts_down",
+    "experts_gate_up",
+    "grouped_down",
+    "grouped_gate_up",
+    "route",
+]

@@ -1,0 +1,141 @@
+"""One token through the mixture of experts: two launches after the router's."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from lily_mlx.metal import Kernel
+
+from . import policy
+from .routing import check_logits
+from .weights import ExpertWeights, check_array, format_template
+
+_GATE_UP = Kernel(
+    name="moe_experts_gate_up",
+    inputs=(
+        "x", "norm_weight", "logits",
+        "gate", "gate_scales", "gate_biases", "up", "up_scales", "up_biases",
+        "shared_gate", "shared_gate_scales", "shared_gate_biases", "shared_up", "shared_up_scales", "shared_up_biases",
+    ),
+    outputs=("hidden", "experts", "scores"),
+    body="kernels/moe/experts_gate_up.metal",
+    headers=(
+        "metal/include/quantized.h",
+        "metal/include/reduce.h",
+        "kernels/moe/select.h",
+        "kernels/moe/experts.h",
+    ),
+)  # fmt: skip
+_DOWN = Kernel(
+    name="moe_experts_down",
+    inputs=(
+        "hidden", "experts", "scores", "residual",
+        "down", "down_scales", "down_biases", "shared_down", "shared_down_scales", "shared_down_biases",
+    ),
+    outputs=("out",),
+    body="kernels/moe/experts_down.metal",
+    headers=("metal/include/quantized.h", "kernels/moe/experts.h"),
+)  # fmt: skip
+
+
+def experts_gate_up(
+    x: mx.array,
+    norm_weight: mx.array,
+    logits: mx.array,
+    weights: ExpertWeights,
+    top_k: int,
+    eps: float,
+    normalise: bool,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Norm, expert choice, gate and up projections and SwiGLU of one token.
+
+    Args:
+        x: bfloat16 [1, H], before the norm.
+        norm_weight: bfloat16 [H], the RMSNorm's gain.
+        logits: float32 [1, E + 1], the router's logits and, last, the shared expert's gate.
+        weights: the block's experts.
+        top_k: routed experts (config ``num_experts_per_tok``).
+        eps: the RMSNorm's epsilon (config ``rms_norm_eps``).
+        normalise: softmax over the chosen experts instead of over all (config ``norm_topk_prob``).
+
+    Returns:
+        hidden bfloat16 [top_k + 1, I]; experts uint32 [top_k], by falling logit; scores float32 [top_k + 1]. The shared
+        expert is the last slot.
+
+    Raises:
+        ValueError: wrong shape or dtype, or top_k out of range.
+    """
+    hidden, intermediate = weights.hidden, weights.intermediate
+    experts = check_logits(logits, top_k)
+    check_array("x", x, (1, hidden), mx.bfloat16)
+    check_array("norm_weight", norm_weight, (hidden,), mx.bfloat16)
+    check_array("logits", logits, (1, weights.experts + 1), mx.float32)
+    shape = policy.gate_up_shape(hidden)
+    blocks = -(-intermediate // shape.block)
+    return tuple(
+        _GATE_UP(
+            [x, norm_weight, logits, *weights.gate_up_arrays()],
+            template={
+                "E": experts,
+                "TOP_K": top_k,
+                "PER_LANE": -(-experts // 32),
+                "NORMALISE": bool(normalise),
+                "H": hidden,
+                "I": intermediate,
+                **format_template(weights.gate, weights.shared_gate),
+                "ROWS": shape.rows,
+                "LANES": shape.lanes,
+                "SIMDGROUPS": shape.simdgroups,
+                "EPS": float(eps),
+            },
+            grid=(32 * shape.simdgroups * blocks, top_k + 1, 1),
+            threadgroup=(32 * shape.simdgroups, 1, 1),
+            output_shapes=[(top_k + 1, intermediate), (top_k,), (top_k + 1,)],
+            output_dtypes=[mx.bfloat16, mx.uint32, mx.float32],
+        )
+    )
+
+
+def experts_down(
+    hidden: mx.array, experts: mx.array, scores: mx.array, weights: ExpertWeights, residual: mx.array
+) -> mx.array:
+    """Down projections of one token's experts, weighted by their scores and added to the residual.
+
+    Args:
+        hidden: bfloat16 [top_k + 1, I]; experts: uint32 [top_k]; scores: float32 [top_k + 1]: from `experts_gate_up`.
+        weights: the block's experts.
+        residual: bfloat16 [1, H].
+
+    Returns:
+        bfloat16 [1, H].
+
+    Raises:
+        ValueError: wrong shape or dtype.
+    """
+    top_k = experts.size
+    if not 1 <= top_k <= weights.experts:
+        raise ValueError(f"experts holds {top_k} ids; expected 1 to {weights.experts}")
+    check_array("hidden", hidden, (top_k + 1, weights.intermediate), mx.bfloat16)
+    check_array("experts", experts, (top_k,), mx.uint32)
+    check_array("scores", scores, (top_k + 1,), mx.float32)
+    check_array("residual", residual, (1, weights.hidden), mx.bfloat16)
+    shape = policy.down_shape(weights.intermediate, top_k)
+    blocks = -(-weights.hidden // shape.block)
+    (out,) = _DOWN(
+        [hidden, experts, scores, residual, *weights.down_arrays()],
+        template={
+            "E": weights.experts,
+            "TOP_K": top_k,
+            "H": weights.hidden,
+            "I": weights.intermediate,
+            **format_template(weights.down, weights.shared_down),
+            "ROWS": shape.rows,
+            "LANES": shape.lanes,
+            "SIMDGROUPS": shape.simdgroups,
+        },
+        grid=(32 * shape.simdgroups * blocks, 1, 1),
+        threadgroup=(32 * shape.simdgroups, 1, 1),
+        output_shapes=[(1, weights.hidden)],
+        output_dtypes=[mx.bfloat16],
+    )
+    return out

@@ -1,0 +1,50 @@
+// Decode, one token: the second half of the experts, weighted and added up.
+//   out[h] = bfloat(residual[h] + sum over slots s of scores[s] * dot(down[experts[s], h], hidden[s]))
+// where slot TOP_K is the shared expert. float32 until the one rounding; slots are added in order.
+// Grid: one threadgroup per ROWS * 32 / LANES values of h. One simdgroup per slot (16 at most, then they take turns):
+// all slots' weights are read at the same time.
+// Bytes: the down matrices of TOP_K + 1 experts once; 2 (TOP_K + 1) I per threadgroup from cache.
+constexpr int SETS = 32 / LANES;
+constexpr int BLOCK = SETS * ROWS;
+threadgroup float parts[(TOP_K + 1) * BLOCK];
+const int lane = int(thread_index_in_simdgroup);
+const int first_row = int(threadgroup_position_in_grid.x) * BLOCK;
+const int set_row = lane / LANES * ROWS;
+const int row_lane = lane % LANES;
+int rows[ROWS];
+for (int i = 0; i < ROWS; ++i) {
+  rows[i] = metal::min(first_row + set_row + i, H - 1);
+}
+for (int slot = int(simdgroup_index_in_threadgroup); slot <= TOP_K; slot += SIMDGROUPS) {
+  float sums[ROWS];
+  for (int i = 0; i < ROWS; ++i) {
+    sums[i] = 0.0f;
+  }
+  if (slot < TOP_K) {
+    const uint expert = metal::min(uint(experts[slot]), uint(E - 1));
+    const size_t word = expert_words<H, I, BITS>(expert);
+    const size_t group = expert_groups<H, I, GROUP>(expert);
+    accumulate_rows<BITS, GROUP, I, ROWS, LANES>(
+        sums, hidden + slot * I, down + word, down_scales + group, down_biases + group, rows, row_lane);
+  } else {
+    accumulate_rows<SHARED_BITS, SHARED_GROUP, I, ROWS, LANES>(
+        sums, hidden + slot * I, shared_down, shared_down_scales, shared_down_biases, rows, row_lane);
+  }
+  const float score = scores[slot];
+  for (int i = 0; i < ROWS; ++i) {
+    const float sum = lanes_sum<LANES>(sums[i]);
+    if (row_lane == 0) {
+      parts[slot * BLOCK + set_row + i] = score * sum;
+    }
+  }
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+
+const int row = int(thread_index_in_threadgroup);
+if (row < BLOCK && first_row + row < H) {
+  float total = 0.0f;
+  for (int slot = 0; slot <= TOP_K; ++slot) {
+    total += parts[slot * BLOCK + row];
+  }
+  out[first_row + row] = bfloat(float(residual[first_row + row]) + total);
+}

@@ -1,0 +1,49 @@
+// Prefill: down projection of every row of hidden by its own expert.
+//   out[r, h] = bfloat(dot(down[e, h], hidden[r])) for the rows r of each block (e, first row, count) of the block map;
+// e = E is the shared expert. Weights are dequantised to bfloat tile by tile in threadgroup memory; products add in
+// float32.
+// Grid: (tiles of BN columns of H, blocks), 128 threads; unused blocks (count 0) leave at once.
+// Bytes: per threadgroup 2 BM I of hidden and a weight tile [BN, I], then 2 BM BN written.
+constexpr int THREADS = 128;
+constexpr int STRIDE = BK + 8;
+constexpr int TM = BM / SIMD_ROWS;
+constexpr int TN = BN * SIMD_ROWS / 4;
+threadgroup uint4 x_pieces[BM * STRIDE / 8];
+threadgroup uint4 weight_pieces[BN * STRIDE / 8];
+const uint lane = thread_index_in_simdgroup;
+const int thread_id = int(thread_index_in_threadgroup);
+const int simd_group = int(simdgroup_index_in_threadgroup);
+const uint block = threadgroup_position_in_grid.y;
+const uint expert = blocks[4u * block];
+const uint first_row = blocks[4u * block + 1u];
+const int rows_valid = int(blocks[4u * block + 2u]);
+if (rows_valid > 0) {
+  const int first_column = int(threadgroup_position_in_grid.x) * BN;
+  const int columns_valid = H - first_column;
+  const int tile_row = simd_group % SIMD_ROWS * TM;
+  const int tile_column = simd_group / SIMD_ROWS * TN;
+  threadgroup bfloat* x_tile = (threadgroup bfloat*)x_pieces;
+  threadgroup bfloat* weight_tile = (threadgroup bfloat*)weight_pieces;
+  Tile<TM, TN> acc;
+  acc.clear();
+  if (expert < uint(E)) {
+    const size_t word = expert_words<H, I, BITS>(expert) + size_t(first_column) * (I / UNIT * BITS);
+    const size_t group = expert_groups<H, I, GROUP>(expert) + size_t(first_column) * (I / GROUP);
+    multiply_rows<BITS, GROUP, I, BM, BN, BK, STRIDE, TM, TN, THREADS>(
+        acc, x_tile, weight_tile, hidden + size_t(first_row) * I, rows_valid, down + word, down_scales + group,
+        down_biases + group, columns_valid, tile_row, tile_column, thread_id);
+  } else {
+    const size_t word = size_t(first_column) * (I / UNIT * SHARED_BITS);
+    const size_t group = size_t(first_column) * (I / SHARED_GROUP);
+    multiply_rows<SHARED_BITS, SHARED_GROUP, I, BM, BN, BK, STRIDE, TM, TN, THREADS>(
+        acc, x_tile, weight_tile, hidden + size_t(first_row) * I, rows_valid, shared_down + word,
+        shared_down_scales + group, shared_down_biases + group, columns_valid, tile_row, tile_column, thread_id);
+  }
+  for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {
+    const int row = tile_row + Tile<TM, TN>::row(i, lane);
+    const int column = tile_column + Tile<TM, TN>::column(i, lane);
+    if (row < rows_valid && column < columns_valid) {
+      out[size_t(first_row + uint(row)) * H + first_column + column] = bfloat(acc.get(i));
+    }
+  }
+}

@@ -1,0 +1,161 @@
+"""A chunk of tokens through the mixture of experts, after `route`: three launches."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from lily_mlx.metal import Kernel
+
+from . import policy
+from .routing import Routing
+from .weights import ExpertWeights, check_array, format_template
+
+_TILE_HEADERS = (
+    "metal/include/fragment.h",
+    "metal/include/tile.h",
+    "metal/include/quantized.h",
+    "kernels/moe/experts.h",
+    "kernels/moe/grouped.h",
+)
+_GATE_UP = Kernel(
+    name="moe_grouped_gate_up",
+    inputs=(
+        "x", "row_tokens", "blocks",
+        "gate", "gate_scales", "gate_biases", "up", "up_scales", "up_biases",
+        "shared_gate", "shared_gate_scales", "shared_gate_biases", "shared_up", "shared_up_scales", "shared_up_biases",
+    ),
+    outputs=("hidden",),
+    body="kernels/moe/grouped_gate_up.metal",
+    headers=_TILE_HEADERS,
+)  # fmt: skip
+_DOWN = Kernel(
+    name="moe_grouped_down",
+    inputs=(
+        "hidden", "blocks",
+        "down", "down_scales", "down_biases", "shared_down", "shared_down_scales", "shared_down_biases",
+    ),
+    outputs=("out",),
+    body="kernels/moe/grouped_down.metal",
+    headers=_TILE_HEADERS,
+)  # fmt: skip
+_COMBINE = Kernel(
+    name="moe_combine",
+    inputs=("outputs", "slot_rows", "scores", "residual"),
+    outputs=("out",),
+    body="kernels/moe/combine.metal",
+    headers=("metal/include/quantized.h",),
+)
+
+
+def grouped_gate_up(x: mx.array, routing: Routing, weights: ExpertWeights) -> mx.array:
+    """Gate and up projections and SwiGLU of every routed row, and of every token for the shared expert.
+
+    Args:
+        x: bfloat16 [M, H], normed.
+        routing: from `route` for the same M tokens and E experts.
+        weights: the block's experts.
+
+    Returns:
+        hidden bfloat16 [S + M, I] in the routing's row order, S = M * top_k; the shared expert's rows are the last M.
+
+    Raises:
+        ValueError: wrong shape or dtype, or a routing made for other sizes.
+    """
+    _check_routing(routing, weights)
+    check_array("x", x, (routing.tokens, weights.hidden), mx.bfloat16)
+    tile = policy.grouped_tile(routing.tile_rows)
+    (hidden,) = _GATE_UP(
+        [x, routing.row_tokens, routing.blocks, *weights.gate_up_arrays()],
+        template=_template(routing, weights, tile, weights.hidden)
+        | {"TOP_K": routing.top_k}
+        | format_template(weights.gate, weights.shared_gate),
+        grid=_grid(routing, tile, weights.intermediate),
+        threadgroup=(policy.THREADS, 1, 1),
+        output_shapes=[(routing.rows, weights.intermediate)],
+        output_dtypes=[mx.bfloat16],
+    )
+    return hidden
+
+
+def grouped_down(hidden: mx.array, routing: Routing, weights: ExpertWeights) -> mx.array:
+    """Down projection of every row by its own expert.
+
+    Args:
+        hidden: bfloat16 [S + M, I], from `grouped_gate_up`.
+        routing: from `route`.
+        weights: the block's experts.
+
+    Returns:
+        bfloat16 [S + M, H].
+
+    Raises:
+        ValueError: wrong shape or dtype, or a routing made for other sizes.
+    """
+    _check_routing(routing, weights)
+    check_array("hidden", hidden, (routing.rows, weights.intermediate), mx.bfloat16)
+    tile = policy.grouped_tile(routing.tile_rows)
+    (out,) = _DOWN(
+        [hidden, routing.blocks, *weights.down_arrays()],
+        template=_template(routing, weights, tile, weights.intermediate)
+        | format_template(weights.down, weights.shared_down),
+        grid=_grid(routing, tile, weights.hidden),
+        threadgroup=(policy.THREADS, 1, 1),
+        output_shapes=[(routing.rows, weights.hidden)],
+        output_dtypes=[mx.bfloat16],
+    )
+    return out
+
+
+def combine(outputs: mx.array, routing: Routing, residual: mx.array) -> mx.array:
+    """The residual plus each token's score-weighted expert outputs, in float32 with one rounding.
+
+    Args:
+        outputs: bfloat16 [S + M, H], from `grouped_down`.
+        routing: from `route`.
+        residual: bfloat16 [M, H], H a multiple of 8.
+
+    Returns:
+        bfloat16 [M, H].
+
+    Raises:
+        ValueError: wrong shape or dtype.
+    """
+    if residual.ndim != 2 or residual.shape[1] % 8:
+        raise ValueError(f"residual has shape {residual.shape}; expected [rows, a multiple of 8]")
+    tokens, hidden = routing.tokens, residual.shape[1]
+    check_array("residual", residual, (tokens, hidden), mx.bfloat16)
+    check_array("outputs", outputs, (routing.rows, hidden), mx.bfloat16)
+    threads = min(256, -(-hidden // 256) * 32)
+    (out,) = _COMBINE(
+        [outputs, routing.slot_rows, routing.scores, residual],
+        template={"H": hidden, "TOP_K": routing.top_k},
+        grid=(-(-hidden // (8 * threads)) * threads, tokens, 1),
+        threadgroup=(threads, 1, 1),
+        output_shapes=[(tokens, hidden)],
+        output_dtypes=[mx.bfloat16],
+    )
+    return out
+
+
+def _check_routing(routing: Routing, weights: ExpertWeights) -> None:
+    if routing.offsets.size != weights.experts + 1:
+        raise ValueError(
+            f"the routing is for {routing.offsets.size - 1} experts and the weights hold {weights.experts}; "
+            "route with logits of this block's router"
+        )
+
+
+def _template(routing: Routing, weights: ExpertWeights, tile: policy.GroupedTile, columns: int) -> dict[str, int]:
+    return {
+        "E": weights.experts,
+        "H": weights.hidden,
+        "I": weights.intermediate,
+        "BM": tile.rows,
+        "BN": tile.columns,
+        "BK": 64 if columns % 64 == 0 else 32,
+        "SIMD_ROWS": tile.simdgroup_rows,
+    }
+
+
+def _grid(routing: Routing, tile: policy.GroupedTile, columns: int) -> tuple[int, int, int]:
+    return (-(-columns // tile.columns) * policy.THREADS, routing.blocks.shape[0], 1)

@@ -1,0 +1,327 @@
+// Affine quantised weights in mx.quantize's packing: w = scale * code + bias.
+//
+// A weight [N, K] has K * BITS / 32 words per row. The codes of a row are one stream of bits, low bits
+// first, so 32 codes fill BITS words exactly, whatever BITS is (2, 3, 4, 5, 6 or 8). Those 32 codes are a
+// "unit" here: 16 bytes at 4 bits. Scales and biases are bfloat16 [N, K / GROUP]; GROUP is 32, 64 or 128,
+// so a unit never crosses a group.
+//
+// Matrix-vector: the LANES lanes of a row walk its units with stride LANES, so adjacent lanes read adjacent
+// 16 bytes. Each lane keeps a unit of x in registers and uses it for ROWS rows:
+//     acc[row] += scale * dot(code, x) + bias * sum(x)
+// In a tile: dequantize_tile writes w, rounded to bfloat16, to threadgroup memory.
+#ifndef LILY_QUANTIZED
+#define LILY_QUANTIZED
+
+constant constexpr int UNIT = 32;
+
+// ---- bfloat16 pairs: the first value of a pair is in the low half of a word ----------------------------
+
+inline float unpack_low(uint pair) {
+  return as_type<float>(pair << 16);
+}
+
+inline float unpack_high(uint pair) {
+  return as_type<float>(pair & 0xffff0000u);
+}
+
+inline uint pack_pair(float low, float high) {
+  return uint(as_type<ushort>(bfloat(low))) | (uint(as_type<ushort>(bfloat(high))) << 16);
+}
+
+// Eight bfloat16 values from 16 bytes.
+inline void unpack_eight(uint4 packed, thread float* values) {
+  values[0] = unpack_low(packed.x);
+  values[1] = unpack_high(packed.x);
+  values[2] = unpack_low(packed.y);
+  values[3] = unpack_high(packed.y);
+  values[4] = unpack_low(packed.z);
+  values[5] = unpack_high(packed.z);
+  values[6] = unpack_low(packed.w);
+  values[7] = unpack_high(packed.w);
+}
+
+inline uint4 pack_eight(const thread float* values) {
+  return uint4(
+      pack_pair(values[0], values[1]), pack_pair(values[2], values[3]), pack_pair(values[4], values[5]),
+      pack_pair(values[6], values[7]));
+}
+
+// ---- a unit of activations ----------------------------------------------------------------------------
+
+// 32 bfloat16 values; `x` is 16-byte aligned.
+inline void load_unit(const device bfloat* x, thread float (&values)[UNIT]) {
+  const device uint4* packed = (const device uint4*)x;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    unpack_eight(packed[i], &values[8 * i]);
+  }
+}
+
+// A vector staged in threadgroup memory keeps the four 16-byte pieces of a unit in a rotated order, so that
+// lanes which read the same piece of adjacent units meet different banks.
+inline int staged_index(int unit, int piece) {
+  return 4 * unit + (piece ^ ((unit >> 1) & 3));
+}
+
+inline void store_staged(threadgroup uint4* staged, int unit, int piece, const thread float* values) {
+  staged[staged_index(unit, piece)] = pack_eight(values);
+}
+
+inline void load_staged_unit(const threadgroup uint4* staged, int unit, thread float (&values)[UNIT]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    unpack_eight(staged[staged_index(unit, i)], &values[8 * i]);
+  }
+}
+
+// ---- a unit of codes ----------------------------------------------------------------------------------
+
+template <int BITS>
+struct Codes {
+  uint words[BITS];
+};
+
+// Reads a unit. Rows of 4- and 8-bit codes are multiples of 16 bytes, which allows 16-byte loads.
+template <int BITS>
+inline Codes<BITS> load_codes(const device uint* words) {
+  Codes<BITS> codes;
+  if (BITS % 4 == 0) {
+    const device uint4* vectors = (const device uint4*)words;
+#pragma unroll
+    for (int i = 0; i < BITS / 4; ++i) {
+      uint4 vector = vectors[i];
+      codes.words[4 * i] = vector.x;
+      codes.words[4 * i + 1] = vector.y;
+      codes.words[4 * i + 2] = vector.z;
+      codes.words[4 * i + 3] = vector.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < BITS; ++i) {
+      codes.words[i] = words[i];
+    }
+  }
+  return codes;
+}
+
+// The float of an integer below 2^23 without a conversion instruction, which is slow on every GPU: the
+// integer is the low mantissa of 2^23 + code. Exact.
+inline float code_to_float(uint code) {
+  return as_type<float>(code | 0x4b000000u) - 8388608.0f;
+}
+
+// The i-th code of a unit; `i` is a constant once loops are unrolled.
+template <int BITS>
+inline uint code_at(const thread Codes<BITS>& codes, int i) {
+  int bit = i * BITS;
+  int word = bit / 32;
+  int shift = bit % 32;
+  uint value = codes.words[word] >> shift;
+  if (shift + BITS > 32) {
+    value |= codes.words[(word + 1) % BITS] << ((32 - shift) % 32);
+  }
+  return value & ((1u << BITS) - 1u);
+}
+
+// Codes of 2, 4 and 8 bits never cross half a word, so a mask is enough and no shift: a code read in place
+// is too large by 2^(its position in the half word), and x is made smaller by the same factor beforehand.
+template <int BITS>
+inline void scale_unit(thread float (&x)[UNIT]) {
+  if (16 % BITS == 0) {
+#pragma unroll
+    for (int i = 0; i < UNIT; ++i) {
+      x[i] *= 1.0f / float(1 << (BITS * (i % (16 / BITS))));
+    }
+  }
+}
+
+// sum(x), then x scaled for codes_dot.
+template <int BITS>
+inline float prepare_unit(thread float (&x)[UNIT]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < UNIT; ++i) {
+    sum += x[i];
+  }
+  scale_unit<BITS>(x);
+  return sum;
+}
+
+// dot(codes, x) for an x that went through prepare_unit.
+template <int BITS>
+inline float codes_dot(const thread Codes<BITS>& codes, const thread float (&x)[UNIT]) {
+  float even = 0.0f;
+  float odd = 0.0f;
+  if (16 % BITS == 0) {
+    constexpr int PER_HALF = 16 / BITS;
+    constexpr uint MASK = (1u << BITS) - 1u;
+#pragma unroll
+    for (int word = 0; word < BITS; ++word) {
+      uint low = codes.words[word];
+      uint high = low >> 16;
+#pragma unroll
+      for (int i = 0; i < PER_HALF; ++i) {
+        uint mask = MASK << (BITS * i);
+        even = metal::fma(code_to_float(low & mask), x[2 * PER_HALF * word + i], even);
+        odd = metal::fma(code_to_float(high & mask), x[2 * PER_HALF * word + PER_HALF + i], odd);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < UNIT; i += 2) {
+      even = metal::fma(code_to_float(code_at<BITS>(codes, i)), x[i], even);
+      odd = metal::fma(code_to_float(code_at<BITS>(codes, i + 1)), x[i + 1], odd);
+    }
+  }
+  return even + odd;
+}
+
+// The 32 weights of a unit in float.
+template <int BITS>
+inline void dequantize_unit(const thread Codes<BITS>& codes, float scale, float bias, thread float (&values)[UNIT]) {
+#pragma unroll
+  for (int i = 0; i < UNIT; ++i) {
+    values[i] = metal::fma(scale, code_to_float(code_at<BITS>(codes, i)), bias);
+  }
+}
+
+// ---- matrix-vector ------------------------------------------------------------------------------------
+
+// acc[i] += the part of row rows[i] that lies in `unit`, for ROWS rows that share x. The rows must exist:
+// clamp the tail and drop its result. x and x_sum come from prepare_unit.
+template <int BITS, int GROUP, int K, int ROWS>
+inline void accumulate_unit(
+    thread float (&acc)[ROWS],
+    const thread float (&x)[UNIT],
+    float x_sum,
+    int unit,
+    const device uint* weight,
+    const device bfloat* scales,
+    const device bfloat* biases,
+    const thread int (&rows)[ROWS]) {
+  Codes<BITS> codes[ROWS];
+  float scale[ROWS];
+  float bias[ROWS];
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    size_t row = size_t(rows[i]);
+    codes[i] = load_codes<BITS>(weight + row * (K / UNIT * BITS) + unit * BITS);
+    size_t group = row * (K / GROUP) + unit / (GROUP / UNIT);
+    scale[i] = float(scales[group]);
+    bias[i] = float(biases[group]);
+  }
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    acc[i] = metal::fma(scale[i], codes_dot<BITS>(codes[i], x), metal::fma(bias[i], x_sum, acc[i]));
+  }
+}
+
+// acc[i] += this lane's share of dot(weight[rows[i]], x); sum it over the row's lanes with lanes_sum.
+// `lane` counts within the row's LANES lanes; x is staged by store_staged.
+template <int BITS, int GROUP, int K, int ROWS, int LANES>
+inline void accumulate_rows(
+    thread float (&acc)[ROWS],
+    const threadgroup uint4* x,
+    const device uint* weight,
+    const device bfloat* scales,
+    const device bfloat* biases,
+    const thread int (&rows)[ROWS],
+    int lane) {
+  for (int unit = lane; unit < K / UNIT; unit += LANES) {
+    float values[UNIT];
+    load_staged_unit(x, unit, values);
+    float sum = prepare_unit<BITS>(values);
+    accumulate_unit<BITS, GROUP, K, ROWS>(acc, values, sum, unit, weight, scales, biases, rows);
+  }
+}
+
+// The same with x in device memory, 16-byte aligned.
+template <int BITS, int GROUP, int K, int ROWS, int LANES>
+inline void accumulate_rows(
+    thread float (&acc)[ROWS],
+    const device bfloat* x,
+    const device uint* weight,
+    const device bfloat* scales,
+    const device bfloat* biases,
+    const thread int (&rows)[ROWS],
+    int lane) {
+  for (int unit = lane; unit < K / UNIT; unit += LANES) {
+    float values[UNIT];
+    load_unit(x + unit * UNIT, values);
+    float sum = prepare_unit<BITS>(values);
+    accumulate_unit<BITS, GROUP, K, ROWS>(acc, values, sum, unit, weight, scales, biases, rows);
+  }
+}
+
+// Sum over LANES adjacent lanes (a power of two, at most 32); every one of them gets it.
+template <int LANES>
+inline float lanes_sum(float value) {
+#pragma unroll
+  for (int offset = LANES / 2; offset > 0; offset /= 2) {
+    value += simd_shuffle_xor(value, ushort(offset));
+  }
+  return value;
+}
+
+// ---- tiles --------------------------------------------------------------------------------------------
+
+// Weights [BN, BK] from row 0 of `weight` on and column `column`, in bfloat16, into threadgroup memory with
+// `stride` elements per row (16-byte aligned rows). Rows from `rows_valid` on become 0. BK is a multiple of
+// 32 and column + BK <= K. `weight`, `scales` and `biases` point at the tile's first row.
+template <int BITS, int GROUP, int K, int BN, int BK, int THREADS>
+inline void dequantize_tile(
+    threadgroup bfloat* tile,
+    int stride,
+    const device uint* weight,
+    const device bfloat* scales,
+    const device bfloat* biases,
+    int rows_valid,
+    int column,
+    int thread_index) {
+  constexpr int UNITS = BK / UNIT;
+  for (int i = thread_index; i < BN * UNITS; i += THREADS) {
+    int row = i / UNITS;
+    int unit = i % UNITS;
+    threadgroup uint4* target = (threadgroup uint4*)(tile + row * stride + unit * UNIT);
+    float values[UNIT];
+    if (row < rows_valid) {
+      int source = column / UNIT + unit;
+      size_t group = size_t(row) * (K / GROUP) + source / (GROUP / UNIT);
+      Codes<BITS> codes = load_codes<BITS>(weight + size_t(row) * (K / UNIT * BITS) + source * BITS);
+      dequantize_unit<BITS>(codes, float(scales[group]), float(biases[group]), values);
+    } else {
+#pragma unroll
+      for (int j = 0; j < UNIT; ++j) {
+        values[j] = 0.0f;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      target[j] = pack_eight(&values[8 * j]);
+    }
+  }
+}
+
+// Activations [BM, BK] from row-major bfloat16 with `width` columns, `source` at the tile's first row, into
+// threadgroup memory as dequantize_tile does. Rows from `rows_valid` on become 0.
+template <int BM, int BK, int THREADS>
+inline void load_tile(
+    threadgroup bfloat* tile,
+    int stride,
+    const device bfloat* source,
+    int width,
+    int rows_valid,
+    int column,
+    int thread_index) {
+  constexpr int PIECES = BK / 8;
+  for (int i = thread_index; i < BM * PIECES; i += THREADS) {
+    int row = i / PIECES;
+    int piece = i % PIECES;
+    uint4 values = uint4(0u);
+    if (row < rows_valid) {
+      values = *(const device uint4*)(source + size_t(row) * width + column + piece * 8);
+    }
+    *(threadgroup uint4*)(tile + row * stride + piece * 8) = values;
+  }
+}
+#endif

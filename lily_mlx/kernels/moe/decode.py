@@ -15,7 +15,8 @@ _GATE_UP = Kernel(
     inputs=(
         "x", "norm_weight", "logits",
         "gate", "gate_scales", "gate_biases", "up", "up_scales", "up_biases",
-        "shared_gate", "shared_gate_scales", "shared_gate_biases", "shared_up", "shared_up_scales", "shared_up_biases",
+        "shared_gate", "shared_gate_scales", "shared_gate_biases",
+        "shared_up", "shared_up_scales", "shared_up_biases",
     ),
     outputs=("hidden", "experts", "scores"),
     body="kernels/moe/experts_gate_up.metal",
@@ -59,8 +60,8 @@ def experts_gate_up(
         normalise: softmax over the chosen experts instead of over all (config ``norm_topk_prob``).
 
     Returns:
-        hidden bfloat16 [top_k + 1, I]; experts uint32 [top_k], by falling logit; scores float32 [top_k + 1]. The shared
-        expert is the last slot.
+        hidden bfloat16 [top_k + 1, I]; experts uint32 [top_k], by falling logit; scores float32 [top_k + 1].
+        The shared expert is the last slot.
 
     Raises:
         ValueError: wrong shape or dtype, or top_k out of range.
@@ -102,7 +103,9 @@ def experts_down(
     """Down projections of one token's experts, weighted by their scores and added to the residual.
 
     Args:
-        hidden: bfloat16 [top_k + 1, I]; experts: uint32 [top_k]; scores: float32 [top_k + 1]: from `experts_gate_up`.
+        hidden: bfloat16 [top_k + 1, I], from `experts_gate_up`, as are the next two.
+        experts: uint32 [top_k].
+        scores: float32 [top_k + 1].
         weights: the block's experts.
         residual: bfloat16 [1, H].
 

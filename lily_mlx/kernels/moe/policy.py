@@ -1,4 +1,7 @@
-"""Launch parameters of the mixture-of-experts kernels, chosen from static shapes only (never from the routing)."""
+"""Launch parameters of the mixture-of-experts kernels.
+
+They follow from static shapes only, never from the routing, which stays on the device.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,10 @@ class GroupedTile:
 
 
 def tile_height(tokens: int, top_k: int, experts: int) -> int:
-    """Rows of a block, from the average number of rows per expert: large enough to reuse weights, small enough not to
-    multiply padding."""
+    """Rows of a block, from the average number of rows per expert.
+
+    Tall blocks read the weights fewer times; short ones multiply less padding.
+    """
     average = tokens * top_k / experts
     for height in TILE_HEIGHTS[:-1]:
         if average <= height:
@@ -42,7 +47,7 @@ def sort_threads(pairs: int) -> int:
 
 @dataclass(frozen=True)
 class RowShape:
-    """How a matrix-vector kernel shares out rows: ``lanes`` lanes walk a row, and work on ``rows`` rows at a time."""
+    """How a matrix-vector kernel shares out rows: ``lanes`` lanes walk ``rows`` rows together."""
 
     rows: int
     lanes: int
@@ -51,7 +56,7 @@ class RowShape:
 
 
 def gate_up_shape(hidden: int) -> RowShape:
-    """Shape of `experts_gate_up`, whose rows have ``hidden`` columns; each row stands for a gate and an up row."""
+    """Shape of `experts_gate_up`, whose gate and up rows have ``hidden`` columns."""
     lanes = _lanes(hidden)
     rows, simdgroups = max(1, 4 * lanes // 32), 4
     return RowShape(rows, lanes, simdgroups, simdgroups * rows * 32 // lanes)

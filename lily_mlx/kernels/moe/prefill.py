@@ -22,7 +22,8 @@ _GATE_UP = Kernel(
     inputs=(
         "x", "row_tokens", "blocks",
         "gate", "gate_scales", "gate_biases", "up", "up_scales", "up_biases",
-        "shared_gate", "shared_gate_scales", "shared_gate_biases", "shared_up", "shared_up_scales", "shared_up_biases",
+        "shared_gate", "shared_gate_scales", "shared_gate_biases",
+        "shared_up", "shared_up_scales", "shared_up_biases",
     ),
     outputs=("hidden",),
     body="kernels/moe/grouped_gate_up.metal",
@@ -56,7 +57,8 @@ def grouped_gate_up(x: mx.array, routing: Routing, weights: ExpertWeights) -> mx
         weights: the block's experts.
 
     Returns:
-        hidden bfloat16 [S + M, I] in the routing's row order, S = M * top_k; the shared expert's rows are the last M.
+        hidden bfloat16 [S + M, I] in the routing's row order, S = M * top_k. The shared expert's rows are the
+        last M.
 
     Raises:
         ValueError: wrong shape or dtype, or a routing made for other sizes.
@@ -145,7 +147,9 @@ def _check_routing(routing: Routing, weights: ExpertWeights) -> None:
         )
 
 
-def _template(routing: Routing, weights: ExpertWeights, tile: policy.GroupedTile, columns: int) -> dict[str, int]:
+def _template(
+    routing: Routing, weights: ExpertWeights, tile: policy.GroupedTile, columns: int
+) -> dict[str, int]:
     return {
         "E": weights.experts,
         "H": weights.hidden,

@@ -1,12 +1,12 @@
 """The mixture of experts of Qwen3.5/3.6 in plain numpy: the definition that the kernels are tested against.
 
-Everything is float64 and unrounded, except where a public function is documented otherwise. One expert is the gated
-MLP ``down(silu(gate(x)) * up(x))``. A token's output is the score-weighted sum of its ``top_k`` experts, plus a shared
-expert that sees every token, weighted by a sigmoid.
+Everything is float64 and unrounded. One expert is the gated MLP ``down(silu(gate(x)) * up(x))``. A token's
+output is the score-weighted sum of its ``top_k`` experts, plus a shared expert that sees every token, weighted
+by a sigmoid.
 
-Sources: "GLU Variants Improve Transformer" (Shazeer, 2020) for SwiGLU; "Outrageously Large Neural Networks" (Shazeer et
-al., 2017) for the routing; config fields ``num_experts``, ``num_experts_per_tok``, ``norm_topk_prob``,
-``moe_intermediate_size``, ``rms_norm_eps``.
+Sources: "GLU Variants Improve Transformer" (Shazeer, 2020) for SwiGLU; "Outrageously Large Neural Networks"
+(Shazeer et al., 2017) for the routing; config fields ``num_experts``, ``num_experts_per_tok``,
+``norm_topk_prob``, ``moe_intermediate_size``, ``rms_norm_eps``.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ class Routing:
 
 def silu(x: np.ndarray) -> np.ndarray:
     """x * sigmoid(x)."""
-    return x / (1.0 + np.exp(-x))
+    return np.asarray(x / (1.0 + np.exp(-x)))
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """Root mean square normalisation of each row of ``x`` [M, H]."""
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+    return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight)
 
 
 def select_experts(logits: np.ndarray, top_k: int, normalise: bool) -> tuple[np.ndarray, np.ndarray]:
     """The ``top_k`` largest logits of each row and their probabilities.
 
-    Among equal logits the higher id comes first. NaN counts as minus infinity. ``logits`` [M, E + 1]; the last column is
-    the shared expert's gate. ``normalise``: softmax over the chosen logits, otherwise over all of them. Returns experts
-    [M, top_k] and scores [M, top_k + 1].
+    Among equal logits the higher id comes first. NaN counts as minus infinity. ``logits`` is [M, E + 1]; the
+    last column is the shared expert's gate. ``normalise``: softmax over the chosen logits, otherwise over all of
+    them. Returns experts [M, top_k] and scores [M, top_k + 1].
     """
     routed = np.where(np.isnan(logits[:, :-1]), -np.inf, logits[:, :-1])
     rows, count = routed.shape
@@ -75,7 +75,7 @@ def select_experts(logits: np.ndarray, top_k: int, normalise: bool) -> tuple[np.
 
 
 def route(logits: np.ndarray, top_k: int, normalise: bool) -> Routing:
-    """Choose the experts of each token and sort the (token, slot) pairs by expert, in token order inside each expert."""
+    """Choose each token's experts and sort the (token, slot) pairs by expert, stably."""
     experts, scores = select_experts(logits, top_k, normalise)
     flat = experts.reshape(-1)
     order = np.argsort(flat, kind="stable")
@@ -119,11 +119,11 @@ def experts_down(
     for slot, expert in enumerate(experts):
         out += scores[slot] * (weights.down[expert] @ hidden[slot])
     out += scores[-1] * (weights.shared_down @ hidden[-1])
-    return out[None]
+    return np.asarray(out[None])
 
 
 def grouped_gate_up(x: np.ndarray, routing: Routing, weights: DenseExperts) -> np.ndarray:
-    """silu(gate) * up of every sorted row, then of every token for the shared expert: x [M, H] -> [S + M, I]."""
+    """silu(gate) * up of every sorted row, then of every token by the shared expert: [M, H] -> [S + M, I]."""
     hidden = []
     for expert in range(routing.offsets.size - 1):
         for row in range(routing.offsets[expert], routing.offsets[expert + 1]):

@@ -1,4 +1,7 @@
-"""Routing of a chunk on the GPU: expert choice, stable sort by expert, block map. Three launches, no host read."""
+"""Routing of a chunk on the device: expert choice, stable sort by expert, block map.
+
+Three launches and no host read.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,8 @@ _MAP = Kernel(
 class Routing:
     """Where every (token, slot) pair of a chunk goes. M tokens, S = M * top_k pairs, E routed experts.
 
-    The grouped matmuls work on S + M rows: the pairs sorted by expert (in token order inside an expert), then one row per
-    token for the shared expert.
+    The grouped matmuls work on S + M rows: the pairs sorted by expert (in token order inside an expert), then
+    one row per token for the shared expert.
     """
 
     experts: mx.array  # uint32 [M, top_k], by falling logit
@@ -54,12 +57,12 @@ class Routing:
     @property
     def tokens(self) -> int:
         """M, tokens of the chunk."""
-        return self.experts.shape[0]
+        return int(self.experts.shape[0])
 
     @property
     def top_k(self) -> int:
         """Routed experts of each token."""
-        return self.experts.shape[1]
+        return int(self.experts.shape[1])
 
     @property
     def rows(self) -> int:
@@ -71,8 +74,8 @@ def route(logits: mx.array, top_k: int, normalise: bool, tile_rows: int | None =
     """Chooses the experts of each token and groups the tokens by expert, all on the device.
 
     Args:
-        logits: float32 [M, E + 1], the router's logits and, last, the shared expert's gate. NaN ranks with minus
-            infinity; among equal logits the higher expert id wins.
+        logits: float32 [M, E + 1], the router's logits and, last, the shared expert's gate. NaN ranks with
+            minus infinity; among equal logits the higher expert id wins.
         top_k: routed experts per token (config ``num_experts_per_tok``).
         normalise: softmax over the chosen experts instead of over all (config ``norm_topk_prob``).
         tile_rows: most rows of a block, one of 8, 16, 32, 64; None: by the average rows per expert.
@@ -84,7 +87,9 @@ def route(logits: mx.array, top_k: int, normalise: bool, tile_rows: int | None =
     tokens = logits.shape[0]
     pairs = tokens * top_k
     if tokens < 1 or pairs > MAX_PAIRS:
-        raise ValueError(f"route: {tokens} rows with top_k {top_k}; give 1 to {MAX_PAIRS // top_k} rows, or chunk them")
+        raise ValueError(
+            f"route: {tokens} rows with top_k {top_k}; give 1 to {MAX_PAIRS // top_k} rows, or chunk them"
+        )
     if tile_rows is None:
         tile_rows = policy.tile_height(tokens, top_k, experts_count)
     if tile_rows not in policy.TILE_HEIGHTS:
@@ -123,7 +128,7 @@ def route(logits: mx.array, top_k: int, normalise: bool, tile_rows: int | None =
 
 
 def block_capacity(tokens: int, top_k: int, experts: int, tile_rows: int) -> int:
-    """Blocks that any routing fits in: the shared expert's, and the routed experts' with one partly filled block each."""
+    """Blocks that any routing fits in: the shared expert's, the routed experts', a partial one for each."""
     pairs = tokens * top_k
     return _ceil(tokens, tile_rows) + _ceil(pairs, tile_rows) + min(experts, pairs)
 
@@ -134,7 +139,7 @@ def check_logits(logits: mx.array, top_k: int) -> int:
         raise ValueError(f"logits have shape {logits.shape}; expected [rows, experts + 1]")
     if logits.dtype != mx.float32:
         raise ValueError(f"logits are {logits.dtype}; the router's logits must be float32")
-    experts = logits.shape[1] - 1
+    experts = int(logits.shape[1]) - 1
     if experts > MAX_EXPERTS:
         raise ValueError(f"{experts} experts; at most {MAX_EXPERTS} are supported")
     if not 1 <= top_k <= min(experts, MAX_TOP_K):

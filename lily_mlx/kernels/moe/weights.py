@@ -13,8 +13,8 @@ from lily_mlx.kernels.linear.weight import QuantizedWeight
 class ExpertWeights:
     """Weights of E routed experts and the shared expert, hidden size H, intermediate size I.
 
-    ``gate`` and ``up`` have the same bits and group size, and so have ``shared_gate`` and ``shared_up``; apart from that
-    each matrix may have its own. Checkpoint names: ``mlp.switch_mlp.{gate,up,down}_proj`` and
+    ``gate`` and ``up`` have the same bits and group size, and so have ``shared_gate`` and ``shared_up``; apart
+    from that each matrix may have its own. Checkpoint names: ``mlp.switch_mlp.{gate,up,down}_proj`` and
     ``mlp.shared_expert.{gate,up,down}_proj``.
 
     Raises:
@@ -45,20 +45,21 @@ class ExpertWeights:
             found = tuple(weight.weight.shape[:-2]), weight.rows, weight.columns
             if found != (lead, rows, columns):
                 raise ValueError(
-                    f"{name} holds matrices [{_join(*found)}], expected [{_join(lead, rows, columns)}] to fit the gate's"
+                    f"{name} holds matrices [{_join(*found)}], expected [{_join(lead, rows, columns)}] "
+                    "to fit the gate's"
                 )
         for gate, up in (("gate", "up"), ("shared_gate", "shared_up")):
             first, second = getattr(self, gate), getattr(self, up)
             if (first.bits, first.group_size) != (second.bits, second.group_size):
                 raise ValueError(
-                    f"{gate} has {first.bits} bits in groups of {first.group_size} and {up} {second.bits} in groups of "
-                    f"{second.group_size}; re-encode one of them, they are read together"
+                    f"{gate} has {first.bits} bits in groups of {first.group_size} and {up} {second.bits} in "
+                    f"groups of {second.group_size}; re-encode one of them, they are read together"
                 )
 
     @property
     def experts(self) -> int:
         """E, routed experts."""
-        return self.gate.weight.shape[0]
+        return int(self.gate.weight.shape[0])
 
     @property
     def intermediate(self) -> int:
@@ -72,11 +73,11 @@ class ExpertWeights:
 
     def gate_up_arrays(self) -> list[mx.array]:
         """Inputs of the gate and up kernels, in their order."""
-        return [a for w in (self.gate, self.up, self.shared_gate, self.shared_up) for a in (w.weight, w.scales, w.biases)]
+        return _arrays(self.gate, self.up, self.shared_gate, self.shared_up)
 
     def down_arrays(self) -> list[mx.array]:
         """Inputs of the down kernels, in their order."""
-        return [a for w in (self.down, self.shared_down) for a in (w.weight, w.scales, w.biases)]
+        return _arrays(self.down, self.shared_down)
 
 
 def format_template(routed: QuantizedWeight, shared: QuantizedWeight) -> dict[str, int]:
@@ -93,6 +94,10 @@ def check_array(name: str, array: mx.array, shape: tuple[int, ...], dtype: mx.Dt
     """Raises ValueError unless ``array`` has this shape and dtype."""
     if tuple(array.shape) != shape or array.dtype != dtype:
         raise ValueError(f"{name} is {array.dtype} {tuple(array.shape)}; expected {dtype} {shape}")
+
+
+def _arrays(*weights: QuantizedWeight) -> list[mx.array]:
+    return [array for w in weights for array in (w.weight, w.scales, w.biases)]
 
 
 def _join(lead: tuple[int, ...], rows: int, columns: int) -> str:

@@ -1,0 +1,103 @@
+"""`Engine`: prefill in bounded chunks, and steps whose input and output stay on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+
+from lily_mlx.metal import current_backend
+from lily_mlx.model import Model, Sampling, arrays_of, choose_token, merge_tails, prefill_chunk
+
+from .state import SequenceState
+
+DEFAULT_CHUNK_SIZE = 2048
+
+Progress = Callable[[int, int], None]
+
+
+class Engine:
+    """Runs sequences through a model. Holds no sequence: states go in and come out."""
+
+    def __init__(self, model: Model):
+        self.model = model
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a step is only submitted when it is called, so that the next one can be submitted before it ends."""
+        return current_backend() != "cpu"
+
+    def empty(self) -> SequenceState:
+        """The state of a sequence without tokens."""
+        return SequenceState.empty(self.model.config)
+
+    def check_tokens(self, tokens: Sequence[int], length: int = 0) -> None:
+        """Raises ValueError unless tokens can be fed after `length` others."""
+        config = self.model.config
+        if not len(tokens):
+            raise ValueError("the prompt is empty: give at least one token")
+        if length + len(tokens) > config.max_positions:
+            raise ValueError(
+                f"the prompt has {length + len(tokens)} tokens, but the model's context is {config.max_positions} "
+                "(max_position_embeddings): shorten the prompt"
+            )
+        wrong = next((t for t in tokens if not 0 <= t < config.vocab_size), None)
+        if wrong is not None:
+            raise ValueError(f"token id {wrong} is not in the model's vocabulary of {config.vocab_size} tokens")
+
+    def token_limit(self, length: int, max_tokens: int) -> int:
+        """Tokens that can be generated after `length` others; `max_tokens` is -1 for no limit but the context.
+
+        The last token of a full context is generated, but there is no position to feed it at.
+        """
+        room = self.model.config.max_positions - length + 1
+        return room if max_tokens < 0 else min(max_tokens, room)
+
+    def prefill(
+        self,
+        state: SequenceState,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        chunk_size: int = DEFAULT_CHUNK_SIZE,
+        progress: Progress | None = None,
+    ) -> SequenceState:
+        """Feeds tokens and chooses the one that follows.
+
+        Args:
+            state: the sequence so far; its own chosen token is not fed.
+            tokens: token ids, at least one.
+            sampling: how the following token is chosen.
+            chunk_size: tokens that go through the layers at once; bounds the memory, not the result.
+            progress: called with (tokens fed, all tokens) before the first chunk and after each but the last, whose
+                end is not waited for. An exception that it raises ends the prefill there.
+
+        Returns:
+            The new state; `state` stays as it is.
+
+        Raises:
+            ValueError: no tokens, an id outside the vocabulary, more tokens than the context holds, or a chunk size
+                below 1.
+        """
+        self.check_tokens(tokens, state.length)
+        if chunk_size < 1:
+            raise ValueError(f"the prefill chunk size is {chunk_size}: give 1 or more")
+        model, caches, length = self.model, state.caches, state.length
+        for start in range(0, len(tokens), chunk_size):
+            if start:
+                mx.eval(arrays_of(caches))
+                mx.clear_cache()
+            if progress is not None:
+                progress(start, len(tokens))
+            chunk = mx.array(tokens[start : start + chunk_size], mx.uint32)
+            x, caches = prefill_chunk(model.weights, model.config, chunk, length, caches)
+            length += chunk.size
+        output = choose_token(model.weights, model.config, x, length, caches, sampling)
+        return SequenceState.after(length, output)
+
+    def step(self, state: SequenceState, sampling: Sampling) -> SequenceState:
+        """Feeds the state's chosen token and chooses the next one; reads nothing back from the device."""
+        assert state.token is not None, "prefill the sequence first"
+        output = self.model.step(state.token, state.position, state.caches, sampling)
+        length = state.length + 1
+        return SequenceState.after(length, replace(output, caches=merge_tails(output.caches, length)))

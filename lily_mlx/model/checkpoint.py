@@ -1,0 +1,221 @@
+"""Reads an MLX-format checkpoint into the kernels' joined layout.
+
+Everything is checked from the files' headers first, and one error names all that is wrong. Then each
+layer is read, joined and evaluated before the next one, so that peak memory is the weights plus one layer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from lily_mlx.kernels.linear import QuantizedWeight
+from lily_mlx.kernels.linear.weight import BITS, GROUP_SIZES
+from lily_mlx.kernels.moe import ExpertWeights
+
+from .config import ModelConfig
+from .layout import Shape, linear_shapes, plain_shapes
+from .quantization import join_rows, reencode
+from .tensors import CheckpointTensors, canonical_name
+from .weights import AttentionWeights, DeltaNetWeights, LayerWeights, ModelWeights, MoEWeights, arrays_of
+
+logger = logging.getLogger("lily_mlx")
+
+_FLOATS = (mx.bfloat16, mx.float16, mx.float32)
+_CONVERT = "Convert it first: mlx_lm.convert --hf-path <model> -q"
+
+
+def load_weights(directory: Path, config: ModelConfig) -> ModelWeights:
+    """Reads all weights of a checkpoint.
+
+    Args:
+        directory: holds `model*.safetensors`, with an index if there are several.
+        config: the checkpoint's configuration; every tensor must have the shape that it implies.
+
+    Raises:
+        FileNotFoundError: a weight file is missing.
+        ValueError: a file is truncated, or tensors are missing, unexpected, misshapen or in an encoding
+            that the kernels do not read; one message names all of them.
+    """
+    tensors = CheckpointTensors(directory)
+    encodings = _check(directory, tensors, config)
+    return _Assembler(tensors, encodings, config).model()
+
+
+def _check(directory: Path, tensors: CheckpointTensors, config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Checks all tensors; returns (bits, group size) for each quantised weight."""
+    if any(_is_unconverted(tensors, name) for name in tensors.names):
+        raise ValueError(f"{str(directory)!r} holds a Hugging Face checkpoint, not an MLX one. {_CONVERT}")
+    linears, plains = linear_shapes(config), plain_shapes(config)
+    overrides = {canonical_name(path): value for path, value in config.quantization.items()}
+    problems: list[str] = []
+    encodings = {}
+    for path, shape in linears.items():
+        encoding = _check_linear(tensors, path, shape, overrides.get(path), problems)
+        if encoding is not None:
+            encodings[path] = encoding
+    for name, shape in plains.items():
+        _check_plain(tensors, name, shape, problems)
+    expected = set(plains) | {f"{path}.{part}" for path in linears for part in ("weight", "scales", "biases")}
+    for name in tensors.names:
+        if name not in expected and not (config.tied and name.startswith("lm_head.")):
+            problems.append(f"unexpected tensor {tensors.original_names[name]} {list(tensors.shape(name))}")
+    if problems:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise ValueError(f"the weights in {str(directory)!r} do not fit its config.json:\n{listed}")
+    return encodings
+
+
+def _is_unconverted(tensors: CheckpointTensors, name: str) -> bool:
+    unsanitised_conv = name.endswith("conv1d.weight") and tensors.shape(name)[-1] != 1
+    return unsanitised_conv or name.endswith(".experts.gate_up_proj")
+
+
+def _check_plain(tensors: CheckpointTensors, name: str, shape: Shape, problems: list[str]) -> None:
+    if name not in tensors:
+        problems.append(f"missing tensor {name} {list(shape)}")
+    elif tensors.shape(name) != shape:
+        problems.append(f"tensor {name} has shape {list(tensors.shape(name))}, expected {list(shape)}")
+    elif tensors.dtype(name) not in _FLOATS:
+        problems.append(f"tensor {name} is {_dtype(tensors, name)}, expected bfloat16 or float32")
+
+
+def _check_linear(
+    tensors: CheckpointTensors, path: str, shape: Shape, override: Any, problems: list[str]
+) -> tuple[int, int] | None:
+    """Checks the three tensors of a quantised weight; its bits and group size follow from the shapes."""
+    weight, scales, biases = (f"{path}.{part}" for part in ("weight", "scales", "biases"))
+    if weight in tensors and scales not in tensors and tensors.dtype(weight) in _FLOATS:
+        problems.append(f"tensor {weight} is not quantised; the kernels read quantised weights. {_CONVERT}")
+        return None
+    missing = [name for name in (weight, scales, biases) if name not in tensors]
+    if missing:
+        problems.extend(f"missing tensor {name}" for name in missing)
+        return None
+    *lead, columns = shape
+    words, groups = tensors.shape(weight)[-1], tensors.shape(scales)[-1]
+    bits, group_size = words * 32 // columns, columns // max(groups, 1)
+    found = (list(tensors.shape(weight)), list(tensors.shape(scales)), list(tensors.shape(biases)))
+    want = ([*lead, columns * bits // 32], [*lead, columns // max(group_size, 1)])
+    if found != (want[0], want[1], want[1]) or bits not in BITS or group_size not in GROUP_SIZES:
+        problems.append(
+            f"quantised weight {path} has shapes weight {found[0]}, scales {found[1]}, biases {found[2]}; they "
+            f"do not encode {list(shape)} in {_list(BITS)} bits and groups of {_list(GROUP_SIZES)}"
+        )
+        return None
+    if tensors.dtype(weight) != mx.uint32 or tensors.dtype(scales) not in _FLOATS:
+        problems.append(
+            f"quantised weight {path} has dtypes {_dtype(tensors, weight)} and {_dtype(tensors, scales)}; "
+            "expected uint32 codes with bfloat16 scales (mode affine)"
+        )
+        return None
+    if override is False:
+        problems.append(f"config.json says that {path} is not quantised, but it has {bits} bits")
+    elif isinstance(override, Mapping):
+        declared = (override.get("bits", bits), override.get("group_size", group_size))
+        if declared != (bits, group_size) or override.get("mode", "affine") != "affine":
+            problems.append(
+                f"config.json says that {path} has {declared[0]} bits in groups of {declared[1]} (mode "
+                f"{override.get('mode', 'affine')}), but its shapes say {bits} bits in groups of {group_size}"
+            )
+    return bits, group_size
+
+
+def _dtype(tensors: CheckpointTensors, name: str) -> str:
+    return str(tensors.dtype(name)).rpartition(".")[2]
+
+
+def _list(values: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
+
+
+class _Assembler:
+    """Takes checked tensors out of a checkpoint and joins them, one layer at a time."""
+
+    def __init__(self, tensors: CheckpointTensors, encodings: Mapping[str, tuple[int, int]], config: ModelConfig):
+        self._tensors = tensors
+        self._encodings = encodings
+        self._config = config
+        self._rounded = False
+
+    def model(self) -> ModelWeights:
+        embedding = self._evaluated(self._linear("embed_tokens"))
+        layers = tuple(self._evaluated(self._layer(i)) for i in range(self._config.layers))
+        norm = self._evaluated(self._bfloat16("norm.weight"))
+        head = embedding if self._config.tied else self._evaluated(self._linear("lm_head"))
+        return ModelWeights(embedding, layers, norm, head)
+
+    @staticmethod
+    def _evaluated(tree: Any) -> Any:
+        mx.eval(arrays_of(tree))
+        return tree
+
+    def _layer(self, index: int) -> LayerWeights:
+        layer = f"layers.{index}"
+        mixer = self._attention(layer) if self._config.is_attention(index) else self._deltanet(layer)
+        return LayerWeights(mixer, self._moe(layer))
+
+    def _deltanet(self, layer: str) -> DeltaNetWeights:
+        mixer = f"{layer}.linear_attn"
+        conv = self._bfloat16(f"{mixer}.conv1d.weight")
+        return DeltaNetWeights(
+            in_norm=self._bfloat16(f"{layer}.input_layernorm.weight"),
+            in_proj=join_rows([self._linear(f"{mixer}.in_proj_{part}") for part in ("qkv", "z", "b", "a")]),
+            conv=mx.contiguous(conv.squeeze(-1).T),
+            a_log=self._tensors.take(f"{mixer}.A_log").astype(mx.float32),
+            dt_bias=self._tensors.take(f"{mixer}.dt_bias").astype(mx.float32),
+            out_norm=self._bfloat16(f"{mixer}.norm.weight"),
+            out_proj=self._linear(f"{mixer}.out_proj"),
+        )
+
+    def _attention(self, layer: str) -> AttentionWeights:
+        mixer = f"{layer}.self_attn"
+        return AttentionWeights(
+            in_norm=self._bfloat16(f"{layer}.input_layernorm.weight"),
+            in_proj=join_rows([self._linear(f"{mixer}.{part}_proj") for part in ("q", "k", "v")]),
+            q_norm=self._bfloat16(f"{mixer}.q_norm.weight"),
+            k_norm=self._bfloat16(f"{mixer}.k_norm.weight"),
+            out_proj=self._linear(f"{mixer}.o_proj"),
+        )
+
+    def _moe(self, layer: str) -> MoEWeights:
+        mlp = f"{layer}.mlp"
+        gate, up = self._alike(f"{mlp}.switch_mlp.gate_proj", f"{mlp}.switch_mlp.up_proj")
+        shared_gate, shared_up = self._alike(f"{mlp}.shared_expert.gate_proj", f"{mlp}.shared_expert.up_proj")
+        experts = ExpertWeights(
+            gate=gate,
+            up=up,
+            down=self._linear(f"{mlp}.switch_mlp.down_proj"),
+            shared_gate=shared_gate,
+            shared_up=shared_up,
+            shared_down=self._linear(f"{mlp}.shared_expert.down_proj"),
+        )
+        router = join_rows([self._linear(f"{mlp}.gate"), self._linear(f"{mlp}.shared_expert_gate")])
+        return MoEWeights(self._bfloat16(f"{layer}.post_attention_layernorm.weight"), router, experts)
+
+    def _alike(self, *paths: str) -> list[QuantizedWeight]:
+        """Weights that one kernel reads together, in the same bits and groups."""
+        weights = [self._linear(path) for path in paths]
+        bits, group_size = max(w.bits for w in weights), min(w.group_size for w in weights)
+        return [reencode(w, bits, group_size) for w in weights]
+
+    def _linear(self, path: str) -> QuantizedWeight:
+        bits, group_size = self._encodings[path]
+        return QuantizedWeight(
+            self._tensors.take(f"{path}.weight"),
+            self._bfloat16(f"{path}.scales"),
+            self._bfloat16(f"{path}.biases"),
+            bits,
+            group_size,
+        )
+
+    def _bfloat16(self, name: str) -> mx.array:
+        array = self._tensors.take(name)
+        if array.dtype != mx.bfloat16 and not self._rounded:
+            self._rounded = True
+            logger.warning("norms or scales in %s are rounded to bfloat16", str(array.dtype).rpartition(".")[2])
+        return array.astype(mx.bfloat16)

@@ -1,0 +1,122 @@
+"""One decode step as a list of kernel calls: 6 launches for a Gated DeltaNet layer, 8 for an attention layer, 3 more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from lily_mlx.kernels import attention, deltanet
+from lily_mlx.kernels.attention import KVCache
+from lily_mlx.kernels.linear import embed, gated_norm_project_add, norm_project, project_add
+from lily_mlx.kernels.moe import experts_down, experts_gate_up
+from lily_mlx.kernels.sampling import head, select
+
+from .cache import DeltaNetCache, LayerCache
+from .config import ModelConfig
+from .weights import AttentionWeights, DeltaNetWeights, ModelWeights, MoEWeights
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen, on the device.
+
+    Attributes:
+        parameters: float32 [8], the temperature (0: the most likely token), then zeros.
+        seed: uint32 [1], of the generator that draws the token where the temperature is above 0.
+    """
+
+    parameters: mx.array
+    seed: mx.array
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step or a chunk hands on.
+
+    Attributes:
+        token: uint32 [1], the chosen token, which the next step reads.
+        position: int32 [1], where that token stands: the tokens that the caches hold.
+        logits: float32 [1, V], from which it was chosen.
+        caches: one for each layer.
+    """
+
+    token: mx.array
+    position: mx.array
+    logits: mx.array
+    caches: tuple[LayerCache, ...]
+
+
+def decode_step(
+    weights: ModelWeights,
+    config: ModelConfig,
+    token: mx.array,
+    position: mx.array,
+    caches: tuple[LayerCache, ...],
+    sampling: Sampling,
+) -> StepOutput:
+    """Feeds one token and chooses the next.
+
+    Args:
+        token: uint32 [1].
+        position: int32 [1], where `token` stands, counted from 0.
+        caches: the layers' memory of the tokens before it.
+        sampling: how the next token is chosen.
+
+    Returns:
+        The next token and the new caches. Where the new length is a multiple of TAIL_ROWS the tails are full, and
+        `merge_tails` must follow before another step.
+    """
+    x = embed(token, weights.embedding)
+    new_caches: list[LayerCache] = []
+    for layer, cache in zip(weights.layers, caches, strict=True):
+        if isinstance(layer.mixer, DeltaNetWeights):
+            assert isinstance(cache, DeltaNetCache)
+            x, cache = deltanet_step(layer.mixer, config, x, cache)
+        else:
+            assert isinstance(cache, KVCache)
+            x, cache = attention_step(layer.mixer, config, x, position, cache)
+        x = moe_step(layer.moe, config, x)
+        new_caches.append(cache)
+    logits, best_value, best_index = head(
+        x, weights.norm, weights.head, config.norm_eps, sampling.parameters, sampling.seed, position
+    )
+    token, position = select(best_value, best_index, position)
+    return StepOutput(token, position, logits, tuple(new_caches))
+
+
+def deltanet_step(
+    weights: DeltaNetWeights, config: ModelConfig, x: mx.array, cache: DeltaNetCache
+) -> tuple[mx.array, DeltaNetCache]:
+    """Gated DeltaNet with its residual: x bfloat16 [1, H] to the same. 3 launches."""
+    shape, eps = config.deltanet, config.norm_eps
+    proj = norm_project(x, weights.in_norm, weights.in_proj, eps)
+    y, conv, state = deltanet.step(
+        proj, cache.conv, cache.state, weights.conv, weights.a_log, weights.dt_bias, shape
+    )
+    x = gated_norm_project_add(y, proj, shape.z_offset, weights.out_norm, weights.out_proj, x, eps)
+    return x, DeltaNetCache(conv, state)
+
+
+def attention_step(
+    weights: AttentionWeights, config: ModelConfig, x: mx.array, position: mx.array, cache: KVCache
+) -> tuple[mx.array, KVCache]:
+    """Gated attention with its residual: x bfloat16 [1, H] to the same. 5 launches."""
+    shape, eps = config.attention, config.norm_eps
+    proj = norm_project(x, weights.in_norm, weights.in_proj, eps)
+    q, tail_keys, tail_values = attention.step_prepare(
+        proj, weights.q_norm, weights.k_norm, position, cache, shape, eps
+    )
+    cache = replace(cache, tail_keys=tail_keys, tail_values=tail_values)
+    y = attention.step_attention(q, cache, position, proj, shape)
+    return project_add(y, weights.out_proj, x), cache
+
+
+def moe_step(weights: MoEWeights, config: ModelConfig, x: mx.array) -> mx.array:
+    """Mixture of experts with its residual: x bfloat16 [1, H] to the same. 3 launches."""
+    eps = config.norm_eps
+    logits = norm_project(x, weights.in_norm, weights.router, eps, out_dtype=mx.float32)
+    hidden, experts, scores = experts_gate_up(
+        x, weights.in_norm, logits, weights.experts, config.top_k, eps, config.normalise_scores
+    )
+    return experts_down(hidden, experts, scores, weights.experts, x)

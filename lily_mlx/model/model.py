@@ -1,0 +1,91 @@
+"""`Model`: a checkpoint's configuration and weights, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from lily_mlx.metal import current_backend
+
+from .cache import LayerCache, empty_caches
+from .checkpoint import load_weights
+from .config import ModelConfig, read_config
+from .decode import Sampling, StepOutput, decode_step
+from .prefill import all_logits, prefill_chunk
+from .weights import ModelWeights, arrays_of, with_arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A loaded model. Holds no sequence, so any number of sequences can share it."""
+
+    config: ModelConfig
+    weights: ModelWeights
+    _compiled: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def load(cls, directory: Path) -> Model:
+        """Reads a checkpoint directory in MLX format.
+
+        Raises:
+            FileNotFoundError: `config.json` or a weight file is missing.
+            ValueError: the checkpoint is of another family, corrupt or not supported.
+        """
+        config = ModelConfig.from_dict(read_config(directory))
+        return cls(config, load_weights(directory, config))
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All weight arrays."""
+        return arrays_of(self.weights)
+
+    def step(
+        self, token: mx.array, position: mx.array, caches: tuple[LayerCache, ...], sampling: Sampling
+    ) -> StepOutput:
+        """`decode_step` on the current backend.
+
+        On `metal` and `cuda` it goes through `mx.compile`, which replays the launches without Python. Caches grow in
+        buckets, so that the step is traced again only when a bucket is full. On `cpu` kernels run when called.
+        """
+        backend = current_backend()
+        if backend == "cpu":
+            return decode_step(self.weights, self.config, token, position, caches, sampling)
+        if backend not in self._compiled:
+            self._compiled[backend] = self._compile(caches)
+        arrays = [token, position, sampling.parameters, sampling.seed, *arrays_of(caches)]
+        token, position, logits, *new_caches = self._compiled[backend](*arrays)
+        return StepOutput(token, position, logits, with_arrays(caches, new_caches))
+
+    def _compile(self, like: tuple[LayerCache, ...]) -> Any:
+        def step(
+            token: mx.array, position: mx.array, parameters: mx.array, seed: mx.array, *caches: mx.array
+        ) -> list[mx.array]:
+            sampling = Sampling(parameters, seed)
+            output = decode_step(
+                self.weights, self.config, token, position, with_arrays(like, caches), sampling
+            )
+            return [output.token, output.position, output.logits, *arrays_of(output.caches)]
+
+        return mx.compile(step)
+
+    def logits(self, tokens: Sequence[int], chunk_size: int = 2048) -> mx.array:
+        """Logits at every position of a known text, by the prefill kernels.
+
+        Args:
+            tokens: token ids of the text.
+            chunk_size: tokens that go through the layers at once.
+
+        Returns:
+            float32 [len(tokens), V]; row i holds the logits of the token after tokens[i].
+        """
+        caches, rows = empty_caches(self.config), []
+        for start in range(0, len(tokens), chunk_size):
+            chunk = mx.array(tokens[start : start + chunk_size], mx.uint32)
+            x, caches = prefill_chunk(self.weights, self.config, chunk, start, caches)
+            rows.append(all_logits(self.weights, self.config, x))
+            mx.eval(rows[-1], *arrays_of(caches))
+        return mx.concatenate(rows)

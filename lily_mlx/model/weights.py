@@ -1,0 +1,125 @@
+"""The weights of a model in the layout that the kernels read.
+
+Projections that share an input are joined by rows, so that one launch computes all of them; the order of
+the rows is given with each field. Norm weights are as in MLX checkpoints: the factor itself, not the
+factor minus one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import mlx.core as mx
+
+from lily_mlx.kernels.linear import QuantizedWeight
+from lily_mlx.kernels.moe import ExpertWeights
+
+Tree = TypeVar("Tree")
+
+
+@dataclass(frozen=True)
+class DeltaNetWeights:
+    """A Gated DeltaNet mixer: key width Hk*Dk, value width Hv*Dv, C = 2*Hk*Dk + Hv*Dv channels.
+
+    Attributes:
+        in_norm: bfloat16 [H], the layer's input norm.
+        in_proj: rows q | k | v (C together) | z (Hv*Dv) | b (Hv) | a (Hv), columns H.
+        conv: bfloat16 [4, C], depthwise convolution by taps, oldest first.
+        a_log: float32 [Hv], logarithm of the decay rate.
+        dt_bias: float32 [Hv], added to `a` before the softplus.
+        out_norm: bfloat16 [Dv], the gated norm's weight, shared by the heads.
+        out_proj: rows H, columns Hv*Dv.
+    """
+
+    in_norm: mx.array
+    in_proj: QuantizedWeight
+    conv: mx.array
+    a_log: mx.array
+    dt_bias: mx.array
+    out_norm: mx.array
+    out_proj: QuantizedWeight
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """A gated softmax attention mixer with heads of width D.
+
+    Attributes:
+        in_norm: bfloat16 [H], the layer's input norm.
+        in_proj: rows q (for each query head D query rows, then D gate rows) | k | v, columns H.
+        q_norm, k_norm: bfloat16 [D], norms of each query and key head.
+        out_proj: rows H, columns Hq*D.
+    """
+
+    in_norm: mx.array
+    in_proj: QuantizedWeight
+    q_norm: mx.array
+    k_norm: mx.array
+    out_proj: QuantizedWeight
+
+
+@dataclass(frozen=True)
+class MoEWeights:
+    """A mixture-of-experts block.
+
+    Attributes:
+        in_norm: bfloat16 [H], the layer's post-attention norm.
+        router: rows of the E experts | the shared expert's gate, columns H.
+        experts: the routed experts and the shared expert.
+    """
+
+    in_norm: mx.array
+    router: QuantizedWeight
+    experts: ExpertWeights
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer: a token mixer, then a mixture-of-experts block."""
+
+    mixer: DeltaNetWeights | AttentionWeights
+    moe: MoEWeights
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """All weights. `head` is `embedding` itself where the checkpoint ties them."""
+
+    embedding: QuantizedWeight
+    layers: tuple[LayerWeights, ...]
+    norm: mx.array
+    head: QuantizedWeight
+
+
+def arrays_of(tree: Any) -> list[mx.array]:
+    """All arrays inside nested dataclasses and tuples, in the order of their fields."""
+    return list(_arrays(tree))
+
+
+def with_arrays(tree: Tree, arrays: Iterable[mx.array]) -> Tree:
+    """The same nesting with other arrays, in the order of `arrays_of`."""
+    return _rebuild(tree, iter(arrays))
+
+
+def _arrays(tree: Any) -> Iterator[mx.array]:
+    if isinstance(tree, mx.array):
+        yield tree
+    elif isinstance(tree, tuple):
+        for item in tree:
+            yield from _arrays(item)
+    elif is_dataclass(tree):
+        for f in fields(tree):
+            yield from _arrays(getattr(tree, f.name))
+
+
+def _rebuild(tree: Any, arrays: Iterator[mx.array]) -> Any:
+    if isinstance(tree, mx.array):
+        return next(arrays)
+    if isinstance(tree, tuple):
+        return tuple(_rebuild(item, arrays) for item in tree)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        changed = {f.name: _rebuild(getattr(tree, f.name), arrays) for f in fields(tree)}
+        return replace(tree, **changed)
+    return tree

@@ -1,0 +1,140 @@
+"""Norm, product and embedding for a chunk of rows."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from lily_mlx.metal import Kernel
+
+from .checks import check_array, check_matrix, check_output_dtype, pad_columns, pad_rows, weight_template
+from .policy import device_policy, matmul_plan
+from .weight import QuantizedWeight
+
+_RMS_NORM = Kernel(
+    name="rms_norm",
+    inputs=("x", "weight"),
+    outputs=("out",),
+    body="kernels/linear/rms_norm.metal",
+    headers=("metal/include/quantized.h",),
+)
+_MATMUL = Kernel(
+    name="matmul",
+    inputs=("x", "weight", "scales", "biases", "residual"),
+    outputs=("out",),
+    body="kernels/linear/matmul.metal",
+    headers=("metal/include/fragment.h", "metal/include/tile.h", "metal/include/quantized.h"),
+)
+_EMBED = Kernel(
+    name="embed",
+    inputs=("tokens", "weight", "scales", "biases"),
+    outputs=("out",),
+    body="kernels/linear/embed.metal",
+    headers=("metal/include/quantized.h",),
+)
+
+
+def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
+    """RMSNorm of each row, in float32 and rounded once.
+
+    Args:
+        x: bfloat16 [M, K], K a multiple of 8.
+        weight: bfloat16 [K], the gain (`mx.fast.rms_norm`'s weight).
+        eps: added to the mean square (config ``rms_norm_eps``).
+
+    Returns:
+        bfloat16 [M, K].
+
+    Raises:
+        ValueError: wrong shape or dtype.
+    """
+    check_array("x", x, (None, None))
+    rows, columns = x.shape
+    check_array("weight", weight, (columns,))
+    if columns % 8:
+        raise ValueError(f"x has {columns} columns; expected a multiple of 8")
+    simdgroups = device_policy().simdgroups
+    threads = 32 * simdgroups
+    (out,) = _RMS_NORM(
+        [x, weight],
+        template={"K": columns, "SIMDGROUPS": simdgroups, "EPS": float(eps)},
+        grid=(threads * -(-rows // simdgroups), 1, 1),
+        threadgroup=(threads, 1, 1),
+        output_shapes=[(rows, columns)],
+        output_dtypes=[mx.bfloat16],
+    )
+    return out
+
+
+def matmul(
+    x: mx.array, w: QuantizedWeight, residual: mx.array | None = None, out_dtype: mx.Dtype = mx.bfloat16
+) -> mx.array:
+    """Product x @ w.T, with a residual added in float32 and rounded once (`mx.quantized_matmul`).
+
+    The weights are rounded to bfloat16 after dequantisation, for the matrix instructions.
+
+    Args:
+        x: bfloat16 [M, K].
+        w: the weight [N, K].
+        residual: bfloat16 [M, N], or None.
+        out_dtype: bfloat16 or float32.
+
+    Returns:
+        [M, N] in ``out_dtype``.
+
+    Raises:
+        ValueError: wrong shape or dtype.
+    """
+    check_matrix(w)
+    check_array("x", x, (None, w.columns))
+    check_output_dtype(out_dtype)
+    rows = x.shape[0]
+    if residual is not None:
+        check_array("residual", residual, (rows, w.rows))
+    padded = pad_rows(w)
+    plan = matmul_plan(rows, w.columns)
+    (out,) = _MATMUL(
+        # Without a residual the kernel reads none, and x only fills the argument.
+        [x, padded.weight, padded.scales, padded.biases, x if residual is None else pad_columns(residual)],
+        template={
+            "T": out_dtype,
+            "HAS_RESIDUAL": residual is not None,
+            **weight_template(w),
+            **plan.template(),
+        },
+        grid=(128 * -(-padded.rows // plan.columns), -(-rows // plan.rows), 1),
+        threadgroup=(128, 1, 1),
+        output_shapes=[(rows, padded.rows)],
+        output_dtypes=[out_dtype],
+    )
+    return out if padded is w else out[:, : w.rows]
+
+
+def embed(tokens: mx.array, w: QuantizedWeight) -> mx.array:
+    """Rows of a quantised embedding table, rounded to bfloat16 (`mlx.nn.QuantizedEmbedding`).
+
+    Args:
+        tokens: uint32 [M]. An id beyond the table reads its last row.
+        w: the table [V, K].
+
+    Returns:
+        bfloat16 [M, K].
+
+    Raises:
+        ValueError: wrong shape or dtype.
+    """
+    check_matrix(w)
+    check_array("tokens", tokens, (None,), mx.uint32)
+    if w.weight.size < 8 or w.scales.size < 8:
+        raise ValueError(
+            f"the embedding table [{w.rows}, {w.columns}] is too small; expected at least 8 rows"
+        )
+    rows, units = tokens.shape[0], w.columns // 32
+    (out,) = _EMBED(
+        [tokens, w.weight, w.scales, w.biases],
+        template=weight_template(w),
+        grid=(units, rows, 1),
+        threadgroup=(units, 1, 1),
+        output_shapes=[(rows, w.columns)],
+        output_dtypes=[mx.bfloat16],
+    )
+    return out

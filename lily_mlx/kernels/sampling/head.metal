@@ -1,0 +1,60 @@
+// logits[v] = sum_k weight[v, k] * bfloat16(x[k] * rsqrt(mean(x^2) + EPS) * norm_weight[k]), one row x [1, K],
+// and for each part the best v by logits[v] (temperature 0) or by logits[v] / temperature + Gumbel noise:
+// the largest of the latter over all v is a draw from softmax(logits / temperature).
+//
+// Grid: 32 * SIMDGROUPS threads for each of the parts. A part owns every PARTS-th block of rows.
+// `sampling` holds the temperature first. The noise is keyed by (seed, position, v).
+// Bytes: the weight once, logits once, x and norm_weight (from cache) once for each part.
+threadgroup uint4 staged[K / 8];
+threadgroup float part_values[SIMDGROUPS];
+threadgroup uint part_indices[SIMDGROUPS];
+const uint lane = thread_index_in_simdgroup;
+const int part = int(threadgroup_position_in_grid.x);
+const int parts = int(threadgroups_per_grid.x);
+const int count = int(weight_shape[0]);
+const float temperature = sampling[0];
+const float inverse_temperature = temperature > 0.0f ? 1.0f / temperature : 1.0f;
+const uint key = seed[0];
+const uint step = uint(position[0]);
+stage_norm<K, 32 * SIMDGROUPS>(staged, x, norm_weight, EPS, thread_index_in_threadgroup, lane);
+threadgroup_barrier(mem_flags::mem_threadgroup);
+
+constexpr int SIMDGROUP_ROWS = ROWS * 32 / LANES;
+const int blocks = (count + SIMDGROUP_ROWS * SIMDGROUPS - 1) / (SIMDGROUP_ROWS * SIMDGROUPS);
+float best = -INFINITY;
+uint best_row = 0xffffffffu;
+for (int block = part; block < blocks; block += parts) {
+  const int first = first_row<ROWS, LANES>(block * SIMDGROUPS + int(simdgroup_index_in_threadgroup), lane);
+  int rows[ROWS];
+  float sums[ROWS];
+  clamp_rows<ROWS>(rows, first, count);
+  clear_sums<ROWS>(sums);
+  accumulate_rows<BITS, GROUP, K, ROWS, LANES>(sums, staged, weight, scales, biases, rows, int(lane) % LANES);
+  sum_rows<ROWS, LANES>(sums);
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    if (owns_row<LANES>(i, lane) && first + i < count) {
+      const uint row = uint(first + i);
+      float value = sums[i];
+      logits[row] = value;
+      if (temperature > 0.0f) {
+        value = value * inverse_temperature + gumbel(philox(key, 0u, row, step));
+      }
+      take_better(best, best_row, value, row);
+    }
+  }
+}
+
+simd_best(best, best_row);
+if (lane == 0) {
+  part_values[simdgroup_index_in_threadgroup] = best;
+  part_indices[simdgroup_index_in_threadgroup] = best_row;
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+if (thread_index_in_threadgroup == 0) {
+  for (int i = 1; i < SIMDGROUPS; ++i) {
+    take_better(best, best_row, part_values[i], part_indices[i]);
+  }
+  best_value[part] = best;
+  best_index[part] = best_row;
+}

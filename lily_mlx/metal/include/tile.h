@@ -50,7 +50,7 @@ inline void tile_multiply_transposed(
     }
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
-      simdgroup_load(right[j], b + 8 * j * ldb + k, ldb, 0, true);
+      simdgroup_load(right[j], b + 8 * j * ldb + k, ldb, ulong2(0), true);
     }
 #pragma unroll
     for (int i = 0; i < M / 8; ++i) {

@@ -7,9 +7,9 @@ layer is read, joined and evaluated before the next one, so that peak memory is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -21,7 +21,7 @@ from .config import ModelConfig
 from .layout import Shape, linear_shapes, plain_shapes
 from .quantization import join_rows, reencode
 from .tensors import CheckpointTensors, canonical_name
-from .weights import AttentionWeights, DeltaNetWeights, LayerWeights, ModelWeights, MoEWeights, arrays_of
+from .weights import AttentionWeights, DeltaNetWeights, LayerWeights, ModelWeights, MoEWeights, Tree, arrays_of
 
 logger = logging.getLogger("lily_mlx")
 
@@ -43,7 +43,7 @@ def load_weights(directory: Path, config: ModelConfig) -> ModelWeights:
     """
     tensors = CheckpointTensors(directory)
     encodings = _check(directory, tensors, config)
-    return _Assembler(tensors, encodings, config).model()
+    return assemble(tensors, encodings, config, mx.eval)
 
 
 def _check(directory: Path, tensors: CheckpointTensors, config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -133,25 +133,51 @@ def _list(values: tuple[int, ...]) -> str:
     return f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
 
 
-class _Assembler:
-    """Takes checked tensors out of a checkpoint and joins them, one layer at a time."""
+class TensorSource(Protocol):
+    """Hands out tensors by canonical name."""
 
-    def __init__(self, tensors: CheckpointTensors, encodings: Mapping[str, tuple[int, int]], config: ModelConfig):
+    def take(self, name: str) -> mx.array: ...
+
+
+def assemble(
+    tensors: TensorSource,
+    encodings: Mapping[str, tuple[int, int]],
+    config: ModelConfig,
+    evaluate: Callable[[list[mx.array]], object],
+) -> ModelWeights:
+    """Joins tensors into the kernels' layout, one layer at a time.
+
+    Args:
+        tensors: holds every tensor that `layout` lists, in its shape.
+        encodings: (bits, group size) of each quantised weight.
+        evaluate: called with the arrays of each finished layer.
+    """
+    return _Assembler(tensors, encodings, config, evaluate).model()
+
+
+class _Assembler:
+    def __init__(
+        self,
+        tensors: TensorSource,
+        encodings: Mapping[str, tuple[int, int]],
+        config: ModelConfig,
+        evaluate: Callable[[list[mx.array]], object],
+    ):
         self._tensors = tensors
         self._encodings = encodings
         self._config = config
+        self._evaluate = evaluate
         self._rounded = False
 
     def model(self) -> ModelWeights:
-        embedding = self._evaluated(self._linear("embed_tokens"))
-        layers = tuple(self._evaluated(self._layer(i)) for i in range(self._config.layers))
-        norm = self._evaluated(self._bfloat16("norm.weight"))
-        head = embedding if self._config.tied else self._evaluated(self._linear("lm_head"))
+        embedding = self._done(self._linear("embed_tokens"))
+        layers = tuple(self._done(self._layer(i)) for i in range(self._config.layers))
+        norm = self._done(self._bfloat16("norm.weight"))
+        head = embedding if self._config.tied else self._done(self._linear("lm_head"))
         return ModelWeights(embedding, layers, norm, head)
 
-    @staticmethod
-    def _evaluated(tree: Any) -> Any:
-        mx.eval(arrays_of(tree))
+    def _done(self, tree: Tree) -> Tree:
+        self._evaluate(arrays_of(tree))
         return tree
 
     def _layer(self, index: int) -> LayerWeights:

@@ -1,0 +1,89 @@
+"""The full-size model's step and chunk, traced without a GPU: every computation is a kernel of this package."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import mlx.core as mx
+import pytest
+
+from compare.full_size import configuration
+from compare.graph import Graph, trace
+from lily_mlx.metal import use_backend
+from lily_mlx.model import (
+    ModelConfig,
+    Sampling,
+    arrays_of,
+    choose_token,
+    decode_step,
+    empty_caches,
+    prefill_chunk,
+    with_arrays,
+)
+from lily_mlx.model.abstract import abstract_weights
+
+# Primitives that change how an array is addressed and launch nothing.
+VIEWS = {"Reshape", "Slice", "Squeeze", "ExpandDims", "Flatten", "Unflatten"}
+DELTANET_LAYERS, ATTENTION_LAYERS = 30, 10
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = ModelConfig.from_dict(configuration())
+    return config, abstract_weights(config), empty_caches(config)
+
+
+def launches(graph: Graph) -> Counter[str]:
+    """Launches by kernel, after checking that nothing but kernels computes."""
+    names = {primitive.name for primitive in graph.primitives}
+    assert names <= {"CustomKernel"} | VIEWS, f"primitives that are not kernels: {names - VIEWS}"
+    kernels = Counter(p.kernel_name.rpartition("_")[0] for p in graph.primitives if p.is_kernel)
+    print(*(f"{count:4} {name}" for name, count in sorted(kernels.items())), f"{kernels.total():4} in all", sep="\n")
+    return kernels
+
+
+def test_decode_step_is_263_kernels(model):
+    config, weights, caches = model
+    inputs = [mx.zeros(1, mx.uint32), mx.zeros(1, mx.int32), mx.zeros(8), mx.zeros(1, mx.uint32)]
+    state = (weights, caches)
+
+    def step(token, position, parameters, seed, *arrays):
+        new_weights, new_caches = with_arrays(state, arrays)
+        output = decode_step(new_weights, config, token, position, new_caches, Sampling(parameters, seed))
+        return [output.token, output.position, output.logits, *arrays_of(output.caches)]
+
+    before = mx.get_active_memory()
+    with use_backend("metal", tracing=True):
+        kernels = launches(trace(step, [*inputs, *arrays_of(state)]))
+    assert kernels.total() == DELTANET_LAYERS * (3 + 3) + ATTENTION_LAYERS * (5 + 3) + 3 == 263
+    assert mx.get_active_memory() - before < 2**20
+
+
+@pytest.mark.parametrize("rows", [1, 7, 128, 2048])
+@pytest.mark.parametrize("length", [0, 300], ids=["first-chunk", "later-chunk"])
+def test_prefill_chunk_is_kernels_only(model, rows, length):
+    config, weights, caches = model
+    inputs = [mx.zeros(rows, mx.uint32), mx.zeros(8), mx.zeros(1, mx.uint32)]
+    if length:
+        caches = grown(caches, 512)
+    state = (weights, caches)
+
+    def chunk(tokens, parameters, seed, *arrays):
+        new_weights, new_caches = with_arrays(state, arrays)
+        x, new_caches = prefill_chunk(new_weights, config, tokens, length, new_caches)
+        output = choose_token(new_weights, config, x, length + rows, new_caches, Sampling(parameters, seed))
+        return [output.token, output.position, *arrays_of(new_caches)]
+
+    with use_backend("metal", tracing=True):
+        kernels = launches(trace(chunk, [*inputs, *arrays_of(state)]))
+    assert kernels.total() <= DELTANET_LAYERS * (6 + 8) + ATTENTION_LAYERS * (8 + 8) + 3
+
+
+def grown(caches, capacity):
+    """The same caches with room for `capacity` rows of keys and values."""
+
+    def grow(array):
+        is_cache = array.ndim == 3 and array.dtype == mx.bfloat16 and array.shape[1] != 128
+        return mx.zeros((array.shape[0], capacity, array.shape[2]), array.dtype) if is_cache else array
+
+    return with_arrays(caches, [grow(array) for array in arrays_of(caches)])

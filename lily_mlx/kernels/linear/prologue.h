@@ -56,7 +56,11 @@ inline void stage_gated_norm(
     bool inside = piece < K / 8;
     float values[8];
     float squares = 0.0f;
-    unpack_eight(inside ? y_pieces[piece] : uint4(0u), values);
+    uint4 packed = uint4(0u);
+    if (inside) {
+      packed = y_pieces[piece];
+    }
+    unpack_eight(packed, values);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       squares = metal::fma(values[i], values[i], squares);

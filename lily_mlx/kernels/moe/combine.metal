@@ -2,9 +2,10 @@
 //   out[m, h] = bfloat(residual[m, h] + sum over slots s of scores[m, s] * outputs[row(m, s), h])
 // row(m, s) = slot_rows[m, s], and S + m for the shared expert (slot TOP_K). float32, slots added in order, one rounding.
 // Grid: (8 columns per thread, tokens). Bytes: 2 (TOP_K + 3) H per token.
+const int width = int(residual_shape[1]);
 const int piece = int(thread_position_in_grid.x);
 const uint token = thread_position_in_grid.y;
-if (piece < H / 8) {
+if (piece < width / 8) {
   const uint pairs = uint(residual_shape[0]) * uint(TOP_K);
   float total[8];
   for (int i = 0; i < 8; ++i) {
@@ -17,15 +18,15 @@ if (piece < H / 8) {
     }
     const float score = scores[token * uint(TOP_K + 1) + uint(slot)];
     float values[8];
-    unpack_eight(((const device uint4*)(outputs + size_t(row) * H))[piece], values);
+    unpack_eight(((const device uint4*)(outputs + size_t(row) * width))[piece], values);
     for (int i = 0; i < 8; ++i) {
       total[i] = metal::fma(score, values[i], total[i]);
     }
   }
   float values[8];
-  unpack_eight(((const device uint4*)(residual + size_t(token) * H))[piece], values);
+  unpack_eight(((const device uint4*)(residual + size_t(token) * width))[piece], values);
   for (int i = 0; i < 8; ++i) {
     values[i] += total[i];
   }
-  ((device uint4*)(out + size_t(token) * H))[piece] = pack_eight(values);
+  ((device uint4*)(out + size_t(token) * width))[piece] = pack_eight(values);
 }

@@ -26,7 +26,7 @@ if (rows_valid > 0) {
   threadgroup bfloat* weight_tile = (threadgroup bfloat*)weight_pieces;
   Tile<TM, TN> acc;
   acc.clear();
-  if (expert < uint(E)) {
+  if (expert < uint(down_shape[0])) {
     const size_t word = expert_words<H, I, BITS>(expert) + size_t(first_column) * (I / UNIT * BITS);
     const size_t group = expert_groups<H, I, GROUP>(expert) + size_t(first_column) * (I / GROUP);
     multiply_rows<BITS, GROUP, I, BM, BN, BK, STRIDE, TM, TN, THREADS>(

@@ -20,10 +20,10 @@ const uint expert = blocks[4u * block];
 const uint first_row = blocks[4u * block + 1u];
 const int rows_valid = int(blocks[4u * block + 2u]);
 if (rows_valid > 0) {
-  const uint pairs = uint(x_shape[0]) * uint(TOP_K);
+  const uint pairs = uint(row_tokens_shape[0]);
   if (thread_id < rows_valid) {
     const uint row = first_row + uint(thread_id);
-    if (expert < uint(E)) {
+    if (expert < uint(gate_shape[0])) {
       tokens[thread_id] = row_tokens[row];
     } else {
       tokens[thread_id] = row - pairs;
@@ -40,7 +40,7 @@ if (rows_valid > 0) {
   Tile<TM, TN> up_acc;
   gate_acc.clear();
   up_acc.clear();
-  if (expert < uint(E)) {
+  if (expert < uint(gate_shape[0])) {
     const size_t word = expert_words<I, H, BITS>(expert) + size_t(first_column) * (H / UNIT * BITS);
     const size_t group = expert_groups<I, H, GROUP>(expert) + size_t(first_column) * (H / GROUP);
     multiply_gate_up<BITS, GROUP, H, BM, BN, BK, STRIDE, TM, TN, THREADS>(

@@ -68,8 +68,7 @@ def grouped_gate_up(x: mx.array, routing: Routing, weights: ExpertWeights) -> mx
     tile = policy.grouped_tile(routing.tile_rows)
     (hidden,) = _GATE_UP(
         [x, routing.row_tokens, routing.blocks, *weights.gate_up_arrays()],
-        template=_template(routing, weights, tile, weights.hidden)
-        | {"TOP_K": routing.top_k}
+        template=_template(weights, tile, weights.hidden)
         | format_template(weights.gate, weights.shared_gate),
         grid=_grid(routing, tile, weights.intermediate),
         threadgroup=(policy.THREADS, 1, 1),
@@ -98,7 +97,7 @@ def grouped_down(hidden: mx.array, routing: Routing, weights: ExpertWeights) -> 
     tile = policy.grouped_tile(routing.tile_rows)
     (out,) = _DOWN(
         [hidden, routing.blocks, *weights.down_arrays()],
-        template=_template(routing, weights, tile, weights.intermediate)
+        template=_template(weights, tile, weights.intermediate)
         | format_template(weights.down, weights.shared_down),
         grid=_grid(routing, tile, weights.hidden),
         threadgroup=(policy.THREADS, 1, 1),
@@ -130,7 +129,7 @@ def combine(outputs: mx.array, routing: Routing, residual: mx.array) -> mx.array
     threads = min(256, -(-hidden // 256) * 32)
     (out,) = _COMBINE(
         [outputs, routing.slot_rows, routing.scores, residual],
-        template={"H": hidden, "TOP_K": routing.top_k},
+        template={"TOP_K": routing.top_k},
         grid=(-(-hidden // (8 * threads)) * threads, tokens, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(tokens, hidden)],
@@ -147,11 +146,8 @@ def _check_routing(routing: Routing, weights: ExpertWeights) -> None:
         )
 
 
-def _template(
-    routing: Routing, weights: ExpertWeights, tile: policy.GroupedTile, columns: int
-) -> dict[str, int]:
+def _template(weights: ExpertWeights, tile: policy.GroupedTile, columns: int) -> dict[str, int]:
     return {
-        "E": weights.experts,
         "H": weights.hidden,
         "I": weights.intermediate,
         "BM": tile.rows,

@@ -1,8 +1,8 @@
 """The mixture of experts of Qwen3.5/3.6 in plain numpy: the definition that the kernels are tested against.
 
 Everything is float64 and unrounded. One expert is the gated MLP ``down(silu(gate(x)) * up(x))``. A token's
-output is the score-weighted sum of its ``top_k`` experts, plus a shared expert that sees every token, weighted
-by a sigmoid.
+output is the score-weighted sum of its ``top_k`` experts, plus a shared expert that sees every token,
+weighted by a sigmoid.
 
 Sources: "GLU Variants Improve Transformer" (Shazeer, 2020) for SwiGLU; "Outrageously Large Neural Networks"
 (Shazeer et al., 2017) for the routing; config fields ``num_experts``, ``num_experts_per_tok``,
@@ -56,8 +56,8 @@ def select_experts(logits: np.ndarray, top_k: int, normalise: bool) -> tuple[np.
     """The ``top_k`` largest logits of each row and their probabilities.
 
     Among equal logits the higher id comes first. NaN counts as minus infinity. ``logits`` is [M, E + 1]; the
-    last column is the shared expert's gate. ``normalise``: softmax over the chosen logits, otherwise over all of
-    them. Returns experts [M, top_k] and scores [M, top_k + 1].
+    last column is the shared expert's gate. ``normalise``: softmax over the chosen logits, otherwise over all
+    of them. Returns experts [M, top_k] and scores [M, top_k + 1].
     """
     routed = np.where(np.isnan(logits[:, :-1]), -np.inf, logits[:, :-1])
     rows, count = routed.shape

@@ -108,7 +108,6 @@ def route(logits: mx.array, top_k: int, normalise: bool, tile_rows: int | None =
     threads = policy.sort_threads(pairs)
     offsets, row_tokens, slot_rows = _SORT(
         [experts],
-        template={"E": experts_count, "TOP_K": top_k},
         grid=(threads * experts_count, 1, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(experts_count + 1,), (pairs,), (tokens, top_k)],
@@ -118,7 +117,7 @@ def route(logits: mx.array, top_k: int, normalise: bool, tile_rows: int | None =
     threads = 32 * per_lane
     (blocks,) = _MAP(
         [experts, offsets],
-        template={"E": experts_count, "TOP_K": top_k, "PER_LANE": per_lane, "TILE_ROWS": tile_rows},
+        template={"TILE_ROWS": tile_rows},
         grid=(_ceil(capacity, threads) * threads, 1, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(capacity, 4)],

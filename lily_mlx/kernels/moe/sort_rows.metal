@@ -1,7 +1,7 @@
-// Stable counting sort of the S = M * TOP_K (token, slot) pairs by expert, pairs of one expert in token order:
+// Stable counting sort of the S = M * top_k (token, slot) pairs by expert, pairs of one expert in token order:
 //   offsets[e] = number of pairs with an expert < e (offsets[E] = S);
-//   pair p of expert e goes to row offsets[e] + (pairs of e before p); row_tokens[row] = p / TOP_K; slot_rows[p] = row.
-// Grid: one threadgroup per expert. Its simdgroups own consecutive segments of the pairs, so the order needs no atomics
+//   pair p of expert e goes to row offsets[e] + (pairs of e before p); row_tokens[row] = p / top_k; slot_rows[p] = row.
+// Grid: one threadgroup per expert, of at most 1,024 threads. Its simdgroups own consecutive segments of the pairs, so the order needs no atomics
 // and skew (all pairs to one expert) costs no more than an even spread.
 // First pass: count smaller and equal ids. Second pass: place the equal ones by a prefix sum over each 32 of them.
 // Bytes: 8 S read per expert (from cache), 8 S written in all.
@@ -11,7 +11,8 @@ const uint lane = thread_index_in_simdgroup;
 const uint simd_group = simdgroup_index_in_threadgroup;
 const uint simdgroups = threads_per_threadgroup.x / 32u;
 const uint expert = threadgroup_position_in_grid.x;
-const uint pairs = uint(experts_shape[0]) * uint(TOP_K);
+const uint top_k = uint(experts_shape[1]);
+const uint pairs = uint(experts_shape[0]) * top_k;
 const uint segment = (pairs + 32u * simdgroups - 1u) / (32u * simdgroups) * 32u;
 const uint begin = metal::min(simd_group * segment, pairs);
 const uint end = metal::min(begin + segment, pairs);
@@ -40,8 +41,8 @@ for (uint s = 0u; s < simdgroups; ++s) {
 next += offset;
 if (thread_index_in_threadgroup == 0u) {
   offsets[expert] = offset;
-  if (expert == uint(E - 1)) {
-    offsets[E] = pairs;
+  if (expert + 1u == threadgroups_per_grid.x) {
+    offsets[expert + 1u] = pairs;
   }
 }
 
@@ -54,7 +55,7 @@ for (uint base = begin; base < end; base += 32u) {
   if (simd_any(mine)) {
     const uint before = simd_prefix_exclusive_sum(mine ? 1u : 0u);
     if (mine) {
-      row_tokens[next + before] = p / uint(TOP_K);
+      row_tokens[next + before] = p / top_k;
       slot_rows[p] = next + before;
     }
     next += simd_sum(mine ? 1u : 0u);

@@ -13,7 +13,7 @@ from lily_mlx.kernels.linear.weight import QuantizedWeight
 class ExpertWeights:
     """Weights of E routed experts and the shared expert, hidden size H, intermediate size I.
 
-    ``gate`` and ``up`` have the same bits and group size, and so have ``shared_gate`` and ``shared_up``; apart
+    ``gate`` and ``up`` have the same bits and group size, so have ``shared_gate`` and ``shared_up``; apart
     from that each matrix may have its own. Checkpoint names: ``mlp.switch_mlp.{gate,up,down}_proj`` and
     ``mlp.shared_expert.{gate,up,down}_proj``.
 

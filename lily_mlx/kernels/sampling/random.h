@@ -28,7 +28,10 @@ inline uint philox(uint key_low, uint key_high, uint c0, uint c1) {
 // Standard Gumbel noise -log(-log(1 - v)) for v uniform in (0, 1) with steps of 2^-32. The largest noise,
 // which decides a draw, comes from small v, where -log(1 - v) needs its series to keep precision.
 inline float gumbel(uint bits) {
-  float v = metal::min((float(bits) + 0.5f) * 0x1p-32f, 1.0f - 0x1p-24f);
-  float exponential = v < 0.01f ? v * (1.0f + v * (0.5f + v * (1.0f / 3.0f + v * 0.25f))) : -metal::precise::log(1.0f - v);
+  float v = metal::min((float(bits) + 0.5f) / 4294967296.0f, 0.99999994f);
+  float exponential = -metal::precise::log(1.0f - v);
+  if (v < 0.01f) {
+    exponential = v * (1.0f + v * (0.5f + v * (1.0f / 3.0f + v * 0.25f)));
+  }
   return -metal::precise::log(exponential);
 }

@@ -4,10 +4,14 @@
 types, math, simdgroup operations and matrices), the kernel's headers, and its body inside a device function
 with a prologue that defines the template parameters and the attributes. MLX hashes a kernel's text at every
 dispatch, so it only gets a few lines that include this file from the cache directory and call the function.
+
+Where NVRTC is at hand the kernel is also compiled here, at its first launch: a compile error is then an error
+of that launch, and MLX finds the machine code in its cache (`metal/cuda/module.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -21,6 +25,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from .cuda import module, nvrtc
 from .errors import LaunchError, SourceError
 from .launch import Launch, TemplateValue, float_constants
 from .source import ATTRIBUTES, SHAPE_SUFFIXES, KernelText, rewrite_threadgroup
@@ -118,6 +123,7 @@ def launch(launch: Launch) -> list[mx.array]:
     """Adds the kernel to MLX's graph.
 
     Raises:
+        CompileError: the compiler rejects the kernel's text.
         LaunchError: the grid is larger than CUDA allows.
         SourceError: a dtype has no Metal type.
     """
@@ -137,8 +143,8 @@ def launch(launch: Launch) -> list[mx.array]:
     (_, grid_y, grid_z), (_, group_y, group_z) = launch.grid, launch.threadgroup
     if grid_y > MAX_BLOCKS_YZ * group_y or grid_z > MAX_BLOCKS_YZ * group_z:
         raise LaunchError(
-            f"kernel {launch.text.name}: the grid {launch.grid} has more than {MAX_BLOCKS_YZ} threadgroups in y "
-            "or z, CUDA's limit; put the long dimension in x"
+            f"kernel {launch.text.name}: the grid {launch.grid} has more than {MAX_BLOCKS_YZ} threadgroups "
+            "in y or z, CUDA's limit; put the long dimension in x"
         )
     return prepared.kernel(  # type: ignore[no-any-return]
         inputs=launch.inputs,
@@ -150,8 +156,13 @@ def launch(launch: Launch) -> list[mx.array]:
 
 
 def _prepare(launch: Launch) -> _Prepared:
-    source = generate(launch)
+    architecture = module.device_architecture()
+    source = generate(launch, architecture)
     write(source)
+    if architecture and nvrtc.library():
+        # Without a place for the machine code MLX compiles by itself.
+        with contextlib.suppress(OSError):
+            module.store(source, launch.inputs, launch.output_dtypes, architecture)
     kernel = mx.fast.cuda_kernel(
         name=source.name,
         input_names=list(source.inputs),
@@ -162,8 +173,11 @@ def _prepare(launch: Launch) -> _Prepared:
     return _Prepared(launch.text, kernel)
 
 
-def generate(launch: Launch) -> CudaSource:
+def generate(launch: Launch, architecture: str | None = None) -> CudaSource:
     """Translates a kernel for the dtypes, template values and threadgroup of a launch.
+
+    The name holds a hash of everything that decides the machine code, `architecture` included, because MLX
+    keeps compiled kernels by name.
 
     Raises:
         SourceError: a dtype has no Metal type.
@@ -185,7 +199,10 @@ def generate(launch: Launch) -> CudaSource:
         if name + suffix in text.shape_buffers and not scalar
     }
     parameters = [
-        *(f"const {kind}& {name}" if scalar else f"const {kind}* __restrict__ {name}" for name, kind, scalar in inputs),
+        *(
+            f"const {kind}& {name}" if scalar else f"const {kind}* __restrict__ {name}"
+            for name, kind, scalar in inputs
+        ),
         *(f"{kind} {name}{suffix}" for (name, suffix), kind in shapes.items()),
         *(f"{kind}* __restrict__ {name}" for name, kind in outputs),
     ]
@@ -198,7 +215,7 @@ def generate(launch: Launch) -> CudaSource:
         *(f"reinterpret_cast<{_qualified(kind)}*>(out_{name})" for name, kind in outputs),
     ]
     file_text = _file_text(launch, parameters)
-    digest = hashlib.sha256("\0".join([file_text, *arguments]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256("\0".join([file_text, *arguments, architecture or ""]).encode()).hexdigest()[:16]
     name = f"lily_{text.name}_{digest}"
     path = cache_directory() / f"{name}.cuh"
     return CudaSource(
@@ -227,8 +244,8 @@ def write(source: CudaSource) -> None:
         os.replace(file.name, source.path)
     except OSError as error:
         raise LaunchError(
-            f"cannot write the CUDA source {source.path}: {error.strerror}; set {CACHE_ENVIRONMENT} to a directory "
-            "that can be written"
+            f"cannot write the CUDA source {source.path}: {error.strerror}; set {CACHE_ENVIRONMENT} to a "
+            "directory that can be written"
         ) from error
 
 
@@ -256,7 +273,9 @@ def _uncomment(text: str) -> str:
 def _type_name(text: KernelText, name: str, dtype: mx.Dtype) -> str:
     kind = TYPES.get(dtype)
     if kind is None:
-        raise SourceError(f"kernel {text.name}: array {name} has dtype {dtype}, which Metal kernels do not take")
+        raise SourceError(
+            f"kernel {text.name}: array {name} has dtype {dtype}, which Metal kernels do not take"
+        )
     return kind
 
 
@@ -268,11 +287,17 @@ def _file_text(launch: Launch, parameters: list[str]) -> str:
     text = launch.text
     width, height, depth = launch.threadgroup
     threads = math.prod(launch.threadgroup)
-    linear = "threadIdx.x" if threads == width else "(threadIdx.x + LILY_WIDTH * (threadIdx.y + LILY_HEIGHT * threadIdx.z))"
+    linear = (
+        "threadIdx.x"
+        if threads == width
+        else "(threadIdx.x + LILY_WIDTH * (threadIdx.y + LILY_HEIGHT * threadIdx.z))"
+    )
     attributes = "".join(
         f"  const {ATTRIBUTES[name]} {name} = {_ATTRIBUTE_VALUES[name]};\n" for name in text.attributes
     )
-    headers = "".join(f'#line 1 "{part.path}"\n{_translate(part.text)}\n' for part in text.header_parts)
+    headers = "".join(
+        f'#line 1 "{_short_path(part.path)}"\n{_translate(part.text)}\n' for part in text.header_parts
+    )
     return (
         f"#define LILY_WIDTH {width}u\n#define LILY_HEIGHT {height}u\n#define LILY_DEPTH {depth}u\n"
         f"#define LILY_THREADS {threads}u\n#define LILY_THREAD {linear}\n"
@@ -285,12 +310,17 @@ def _file_text(launch: Launch, parameters: list[str]) -> str:
         + f"inline void kernel_body(\n    {', '.join(parameters)}) {{\n"
         + _template_prologue(launch.template)
         + attributes
-        + f'#line 1 "{text.body_part.path}"\n{_translate(text.body_part.text)}\n'
+        + f'#line 1 "{_short_path(text.body_part.path)}"\n{_translate(text.body_part.text)}\n'
         + "}\n}\n"
         + "".join(f"#undef {word}\n" for word in _KEYWORDS)
         # The compiler may use as many registers as a threadgroup of this size leaves to a thread.
         + f"#undef __global__\n#define __global__ __attribute__((global)) __launch_bounds__({threads})\n"
     )
+
+
+def _short_path(path: str) -> str:
+    """The path inside the package: two checkouts of one text generate one file."""
+    return str(Path(path).relative_to(COMPAT.parents[1])) if path.startswith(str(COMPAT.parents[1])) else path
 
 
 def _template_prologue(template: Mapping[str, TemplateValue]) -> str:

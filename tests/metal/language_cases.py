@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from lily_mlx.metal import Kernel
+from lily_mlx.metal.kernel import PACKAGE
 from lily_mlx.metal.launch import Launch, TemplateValue
 
 F32, U32, I32, BF16, F16 = mx.float32, mx.uint32, mx.int32, mx.bfloat16, mx.float16
@@ -56,7 +57,9 @@ class Case:
         """What is wrong with the outputs, one line for each; empty if nothing."""
         wrong = []
         for index, (output, want) in enumerate(zip(outputs, self.expected, strict=True)):
-            got = np.array(output.astype(F32)) if mx.issubdtype(output.dtype, mx.floating) else np.array(output)
+            got = (
+                np.array(output.astype(F32)) if mx.issubdtype(output.dtype, mx.floating) else np.array(output)
+            )
             want = np.asarray(want, np.float64)
             got = got.astype(np.float64)
             if got.shape != want.shape:
@@ -68,7 +71,8 @@ class Case:
             if len(bad):
                 where = tuple(int(i) for i in bad[0])
                 wrong.append(
-                    f"output {index}: {len(bad)} of {got.size} wrong, first at {where}: {got[where]!r}, expected {want[where]!r}"
+                    f"output {index}: {len(bad)} of {got.size} wrong, first at {where}: "
+                    f"{got[where]!r}, expected {want[where]!r}"
                 )
         return wrong
 
@@ -108,8 +112,8 @@ def attributes() -> Case:
     inner = (x % 8) + 8 * ((y % 3) + 3 * (z % 2))
     one = np.ones_like(x)
     columns = [
-        x, y, z, x // 8, y // 3, z // 2, x % 8, y % 3, z % 2, inner, inner // 32, inner % 32, 3 * one, 2 * one, 4 * one,
-        2 * one, 32 * one,
+        x, y, z, x // 8, y // 3, z // 2, x % 8, y % 3, z % 2, inner, inner // 32, inner % 32,
+        3 * one, 2 * one, 4 * one, 2 * one, 32 * one,
     ]  # fmt: skip
     body = (
         "uint3 p = thread_position_in_grid;\n"
@@ -149,7 +153,8 @@ def integer_types() -> Case:
         ulong wide = ulong(c[i]) >> 7;
         out[i] = int(narrow) + int(b[i]) + (d[i] ? 1 : 0);
         top[i] = uint(wide >> 32) ^ uint(wide & 0xffffffffu);
-        bits[i] = metal::popcount(uint(a[i])) + 100 * metal::clz(uint(a[i])) + 10000 * metal::ctz(uint(a[i]) | 256u);
+        uint wider = uint(a[i]);
+        bits[i] = metal::popcount(wider) + 100 * metal::clz(wider) + 10000 * metal::ctz(wider | 256u);
         flag[i] = !d[i];
     """
     wide = c.view(np.uint64) >> np.uint64(7)
@@ -200,8 +205,9 @@ def vectors() -> Case:
         uint4 packed = *(const device uint4*)(x + 8 * i);
         float4 low = float4(as_type<float>(packed.x << 16), as_type<float>(packed.y << 16),
                             as_type<float>(packed.z << 16), as_type<float>(packed.w << 16));
-        float4 high = float4(as_type<float>(packed[0] & 0xffff0000u), as_type<float>(packed[1] & 0xffff0000u),
-                             as_type<float>(packed[2] & 0xffff0000u), as_type<float>(packed[3] & 0xffff0000u));
+        uint4 tops = packed & 0xffff0000u;
+        float4 high = float4(as_type<float>(tops[0]), as_type<float>(tops[1]), as_type<float>(tops[2]),
+                             as_type<float>(tops[3]));
         float4 v = ((const device float4*)y)[i];
         float4 sum = low * v + 2.0f * high - v / 2.0f;
         sum += float4(1.0f);
@@ -281,19 +287,22 @@ def simdgroup_operations() -> Case:
     x = rng.normal(size=64).astype(np.float32)
     n = rng.integers(-50, 50, 64).astype(np.int32)
     floats = [
-        "simd_sum(v)", "simd_max(v)", "simd_min(v)", "simd_product(1.0f + v * 0.01f)", "simd_shuffle(v, ushort(lane ^ 5))",
-        "simd_shuffle_xor(v, ushort(3))", "lane >= 2 ? simd_shuffle_up(v, ushort(2)) : 0.0f",
+        "simd_sum(v)", "simd_max(v)", "simd_min(v)", "simd_product(1.0f + v * 0.01f)",
+        "simd_shuffle(v, ushort(lane ^ 5))", "simd_shuffle_xor(v, ushort(3))",
+        "lane >= 2 ? simd_shuffle_up(v, ushort(2)) : 0.0f",
         "simd_shuffle_down(v, ushort(4)) * (lane < 28 ? 1.0f : 0.0f)", "simd_broadcast(v, ushort(7))",
         "simd_broadcast_first(v)", "simd_prefix_inclusive_sum(v)", "simd_prefix_exclusive_sum(v)",
     ]  # fmt: skip
     ints = [
-        "simd_sum(k)", "simd_max(k)", "simd_min(k)", "int(simd_sum(uint(k + 50)))", "int(simd_max(uint(k + 50)))",
+        "simd_sum(k)", "simd_max(k)", "simd_min(k)", "int(simd_sum(uint(k + 50)))",
+        "int(simd_max(uint(k + 50)))",
         "simd_prefix_inclusive_sum(k)", "simd_prefix_exclusive_sum(k)", "simd_all(k > -60) ? 1 : 0",
         "simd_all(k > 0) ? 1 : 0", "simd_any(k > 40) ? 1 : 0", "simd_any(k > 60) ? 1 : 0",
         "simd_shuffle(k, ushort(31 - lane))", "int(simd_shuffle_xor(uint(k + 50), ushort(16)))",
     ]  # fmt: skip
     body = (
-        "uint i = thread_position_in_grid.x;\nuint lane = thread_index_in_simdgroup;\nfloat v = x[i];\nint k = n[i];\n"
+        "uint i = thread_position_in_grid.x;\nuint lane = thread_index_in_simdgroup;\n"
+        "float v = x[i];\nint k = n[i];\n"
     )
     # Every simd operation is reached by the whole simdgroup: the conditions stand outside.
     body += "".join(
@@ -306,20 +315,24 @@ def simdgroup_operations() -> Case:
     lane = np.arange(32)
     spread = lambda v: np.broadcast_to(np.asarray(v)[:, None], (2, 32))  # noqa: E731
     floats_want = [
-        spread(xs.sum(1)), spread(xs.max(1)), spread(xs.min(1)), spread((1 + xs * 0.01).prod(1)), xs[:, lane ^ 5],
-        xs[:, lane ^ 3], np.where(lane >= 2, xs[:, lane - 2], 0), np.where(lane < 28, xs[:, (lane + 4) % 32], 0),
+        spread(xs.sum(1)), spread(xs.max(1)), spread(xs.min(1)), spread((1 + xs * 0.01).prod(1)),
+        xs[:, lane ^ 5], xs[:, lane ^ 3], np.where(lane >= 2, xs[:, lane - 2], 0),
+        np.where(lane < 28, xs[:, (lane + 4) % 32], 0),
         spread(xs[:, 7]), spread(xs[:, 0]), xs.cumsum(1), xs.cumsum(1) - xs,
     ]  # fmt: skip
     ints_want = [
-        spread(ns.sum(1)), spread(ns.max(1)), spread(ns.min(1)), spread((ns + 50).sum(1)), spread((ns + 50).max(1)),
-        ns.cumsum(1), ns.cumsum(1) - ns, spread((ns > -60).all(1)), spread((ns > 0).all(1)), spread((ns > 40).any(1)),
+        spread(ns.sum(1)), spread(ns.max(1)), spread(ns.min(1)), spread((ns + 50).sum(1)),
+        spread((ns + 50).max(1)), ns.cumsum(1), ns.cumsum(1) - ns, spread((ns > -60).all(1)),
+        spread((ns > 0).all(1)), spread((ns > 40).any(1)),
         spread((ns > 60).any(1)), ns[:, ::-1], (ns + 50)[:, lane ^ 16],
     ]  # fmt: skip
     outputs = {
         "out": (np.stack(floats_want).reshape(-1, 64), F32),
         "whole": (np.stack(ints_want).reshape(-1, 64), I32),
     }
-    return _one_group("simdgroup_operations", body, {"x": mx.array(x), "n": mx.array(n)}, outputs, tolerance=1e-6)
+    return _one_group(
+        "simdgroup_operations", body, {"x": mx.array(x), "n": mx.array(n)}, outputs, tolerance=1e-6
+    )
 
 
 def odd_threadgroup() -> Case:
@@ -340,8 +353,8 @@ def odd_threadgroup() -> Case:
             top[part] = x[part].max()
     kernel = Kernel.from_source("odd_threadgroup", ("x",), ("out", "top"), body)
     return Case(
-        "odd_threadgroup", kernel, [mx.array(x)], (120, 1, 1), (40, 1, 1), [(120,), (120,)], [F32, F32], [total, top],
-        tolerance=1e-6,
+        "odd_threadgroup", kernel, [mx.array(x)], (120, 1, 1), (40, 1, 1), [(120,), (120,)], [F32, F32],
+        [total, top], tolerance=1e-6,
     )  # fmt: skip
 
 
@@ -358,13 +371,13 @@ def threadgroup_memory() -> Case:
         {BARRIER}
         for (int j = 0; j < 8; ++j) out[128 * j + t] = tile[t ^ 64][j] + float(other[t ^ 1]);
         rounded[t] = small[127 - t];
-        float sum = threadgroup_sum<4>(tile[t][1], scratch, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
-        float most = threadgroup_max<4>(tile[t][2], scratch, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+        uint simdgroup = simdgroup_index_in_threadgroup;
+        uint lane = thread_index_in_simdgroup;
+        float sum = threadgroup_sum<4>(tile[t][1], scratch, simdgroup, lane);
+        float most = threadgroup_max<4>(tile[t][2], scratch, simdgroup, lane);
         sums[t] = sum + most;
     """
-    source = Kernel("threadgroup_memory", (), (), "", ())
-    header = (_package() / INCLUDE / "reduce.h").read_text()
-    del source
+    header = (PACKAGE / INCLUDE / "reduce.h").read_text()
     exact = x.astype(np.float64)
     outputs = {
         "out": ((x[np.arange(128) ^ 64] + 1).T, F32),
@@ -394,7 +407,7 @@ def atomics() -> Case:
 
 
 def _matrix_header() -> str:
-    return (_package() / INCLUDE / "fragment.h").read_text()
+    return (PACKAGE / INCLUDE / "fragment.h").read_text()
 
 
 def simdgroup_matrices(dtype: mx.Dtype, kind: str, tolerance: float) -> Case:
@@ -434,7 +447,13 @@ def simdgroup_matrices(dtype: mx.Dtype, kind: str, tolerance: float) -> Case:
     }
     inputs = {name: mx.array(v).astype(dtype) for name, v in (("a", a), ("b", b), ("c", c))}
     return _one_group(
-        f"simdgroup_matrix_{kind}", body, inputs, outputs, threads=32, header=_matrix_header(), tolerance=tolerance
+        f"simdgroup_matrix_{kind}",
+        body,
+        inputs,
+        outputs,
+        threads=32,
+        header=_matrix_header(),
+        tolerance=tolerance,
     )
 
 
@@ -443,24 +462,26 @@ def tile(m: int, n: int, k: int, transposed: bool, pad: int = 8) -> Case:
     a = _rounded(rng.normal(size=(m, k)))
     b = _rounded(rng.normal(size=(n, k) if transposed else (k, n)))
     rows, columns = b.shape
+    lda, ldb = k + pad, columns + pad
+    multiply = f"tile_multiply{'_transposed' if transposed else ''}<{m}, {n}, {k}>"
     body = f"""
-        threadgroup bfloat left[{m} * {k + pad}];
-        threadgroup bfloat right[{rows} * {columns + pad}];
+        threadgroup bfloat left[{m} * {lda}];
+        threadgroup bfloat right[{rows} * {ldb}];
         uint lane = thread_index_in_simdgroup;
-        for (int i = int(lane); i < {m * k}; i += 32) left[i / {k} * {k + pad} + i % {k}] = a[i];
-        for (int i = int(lane); i < {rows * columns}; i += 32) right[i / {columns} * {columns + pad} + i % {columns}] = b[i];
+        for (int i = int(lane); i < {m * k}; i += 32) left[i / {k} * {lda} + i % {k}] = a[i];
+        for (int i = int(lane); i < {b.size}; i += 32) right[i / {columns} * {ldb} + i % {columns}] = b[i];
         {BARRIER}
         Tile<{m}, {n}> acc;
         acc.clear();
-        tile_multiply{"_transposed" if transposed else ""}<{m}, {n}, {k}>(acc, left, {k + pad}, right, {columns + pad});
-        tile_multiply{"_transposed" if transposed else ""}<{m}, {n}, {k}>(acc, left, {k + pad}, right, {columns + pad});
+        {multiply}(acc, left, {lda}, right, {ldb});
+        {multiply}(acc, left, {lda}, right, {ldb});
 #pragma unroll
         for (int i = 0; i < Tile<{m}, {n}>::ELEMENTS; ++i) {{
           acc.set(i, acc.get(i) + 1.0f);
           out[Tile<{m}, {n}>::row(i, lane) * {n} + Tile<{m}, {n}>::column(i, lane)] = acc.get(i);
         }}
     """
-    header = _matrix_header() + (_package() / INCLUDE / "tile.h").read_text()
+    header = _matrix_header() + (PACKAGE / INCLUDE / "tile.h").read_text()
     right = b.T if transposed else b
     want = 2 * a.astype(np.float64) @ right.astype(np.float64) + 1
     name = f"tile_{m}x{n}x{k}{'_transposed' if transposed else ''}_pad{pad}"
@@ -501,19 +522,15 @@ def helpers() -> Case:
         out[i] = p.value(0.5f) + last + pair(*pointer) + float(Polynomial<4>::DEGREE);
     """
     want = (1 * 0.25 + 2 * 0.5 + 3) + 3 + x + 4
-    return _one_group("helpers", body, {"x": mx.array(x)}, {"out": (want, F32)}, header=header, tolerance=1e-6)
-
-
-def _package():
-    from lily_mlx.metal.kernel import PACKAGE
-
-    return PACKAGE
+    return _one_group(
+        "helpers", body, {"x": mx.array(x)}, {"out": (want, F32)}, header=header, tolerance=1e-6
+    )
 
 
 TILES = [
-    (16, 16, 16, True, 8), (16, 16, 16, False, 8), (8, 8, 8, True, 0), (8, 8, 8, False, 0), (8, 32, 64, True, 8),
-    (24, 40, 24, True, 8), (24, 40, 24, False, 8), (16, 8, 40, True, 4), (16, 8, 40, False, 2), (32, 32, 32, True, 1),
-    (32, 64, 32, False, 8), (64, 32, 64, True, 8),
+    (16, 16, 16, True, 8), (16, 16, 16, False, 8), (8, 8, 8, True, 0), (8, 8, 8, False, 0),
+    (8, 32, 64, True, 8), (24, 40, 24, True, 8), (24, 40, 24, False, 8), (16, 8, 40, True, 4),
+    (16, 8, 40, False, 2), (32, 32, 32, True, 1), (32, 64, 32, False, 8), (64, 32, 64, True, 8),
 ]  # fmt: skip
 
 

@@ -1,0 +1,57 @@
+"""Launch parameters of the Gated DeltaNet kernels, by backend and number of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SIMD_WIDTH = 32
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How simdgroups share the columns of a head's state.
+
+    Attributes:
+        lanes: lanes that split the keys of a column, a power of two up to 16.
+        columns: columns of each lane.
+        simdgroups: simdgroups of a threadgroup.
+        ahead: tokens whose loads are under way while as many are computed (`scan` only).
+    """
+
+    lanes: int
+    columns: int
+    simdgroups: int
+    ahead: int = 1
+
+    @property
+    def part(self) -> int:
+        """Columns of a threadgroup; divides the columns of a head."""
+        return self.simdgroups * (SIMD_WIDTH // self.lanes) * self.columns
+
+
+def step_columns(backend: str) -> Columns:
+    """Split of `step`.
+
+    On a GPU 4 columns to a simdgroup and 32 to a threadgroup: 1,024 simdgroups for 32 heads, enough loads
+    under way to fill the memory system. The CPU backend runs lanes one after another; there a whole column
+    for each lane saves the exchange.
+    """
+    if backend == "cpu":
+        return Columns(lanes=1, columns=1, simdgroups=1)
+    return Columns(lanes=8, columns=1, simdgroups=8)
+
+
+def scan_columns(backend: str) -> Columns:
+    """Split of `scan`; on a GPU 4 columns to a simdgroup, as in `step`."""
+    if backend == "cpu":
+        return Columns(lanes=1, columns=1, simdgroups=1)
+    return Columns(lanes=8, columns=1, simdgroups=4, ahead=4)
+
+
+def prepare_tile(rows: int) -> int:
+    """Rows of a tile of `prepare`. Tall tiles read fewer rows twice, short ones fill the GPU sooner."""
+    return 4 if rows <= 64 else 16
+
+
+PREPARE_SIMDGROUPS = 4
+NORM_SIMDGROUPS = 8

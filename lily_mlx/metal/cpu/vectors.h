@@ -55,7 +55,11 @@ namespace metal {
   static constexpr int components = N;                                                                      \
   vec() = default;                                                                                          \
   vec(const vec&) = default;                                                                                \
-  vec& operator=(const vec&) = default;                                                                     \
+  vec& operator=(const vec& v) {                                                                            \
+    struct LILY_ALIGN(alignof(vec)) Raw { T values[sizeof(vec) / sizeof(T)]; };                             \
+    reinterpret_cast<Raw&>(*this) = reinterpret_cast<const Raw&>(v);                                        \
+    return *this;                                                                                           \
+  }                                                                                                         \
   T& operator[](int i) { return data[i]; }                                                                  \
   const T& operator[](int i) const { return data[i]; }                                                      \
   LILY_VECTOR_OPERATOR(N, +)                                                                                \

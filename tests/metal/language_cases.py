@@ -24,7 +24,7 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel, its launch, and what each output must hold within `tolerance` of the largest value."""
+    """A kernel, its launch, and what each output must hold within `tolerance` of its row's largest value."""
 
     name: str
     kernel: Kernel
@@ -66,8 +66,10 @@ class Case:
                 wrong.append(f"output {index}: shape {got.shape}, expected {want.shape}")
                 continue
             same = (got == want) | (np.isnan(got) & np.isnan(want))
-            bound = self.tolerance * np.max(np.abs(want[np.isfinite(want)]), initial=0.0)
-            bad = np.argwhere(~(same | (np.abs(got - want) <= bound)))
+            finite = np.where(np.isfinite(want), np.abs(want), 0.0)
+            bound = self.tolerance * finite.max(axis=-1, keepdims=True)
+            with np.errstate(invalid="ignore"):
+                bad = np.argwhere(~(same | (np.abs(got - want) <= bound)))
             if len(bad):
                 where = tuple(int(i) for i in bad[0])
                 wrong.append(
@@ -173,7 +175,7 @@ def integer_types() -> Case:
 
 def sixteen_bit_floats(dtype: mx.Dtype, kind: str) -> Case:
     rng = np.random.default_rng(2)
-    f = np.concatenate([rng.normal(size=120), [0.0, -0.0, 1e-30, 6e4, np.inf, -np.inf, np.nan, 1.00390625]])
+    f = np.concatenate([rng.normal(size=120), [0.0, -0.0, 1e-30, 100.0, np.inf, -np.inf, np.nan, 1.00390625]])
     f = f.astype(np.float32)
     g = _rounded(rng.normal(size=128), dtype)
     body = f"""
@@ -254,7 +256,7 @@ def math_functions() -> Case:
         "metal::cos(x)": np.cos,
         "metal::fast::sin(x)": np.sin,
         "metal::fast::cos(x)": np.cos,
-        "metal::precise::cos(1000.0f * x)": lambda x: np.cos((np.float32(1000) * x).astype(np.float64)),
+        "metal::precise::cos(1000.0f * x)": lambda x: np.cos((np.float32(1000) * x.astype(np.float32)).astype(np.float64)),
         "metal::tanh(x)": np.tanh,
         "metal::pow(p, 1.5f)": lambda x: (np.abs(x) + 0.1) ** 1.5,
         "metal::floor(x)": np.floor,
@@ -279,7 +281,7 @@ def math_functions() -> Case:
     body += "".join(f"out[{64 * n} + i] = {call};\n" for n, call in enumerate(functions))
     exact = x.astype(np.float64)
     want = np.stack([function(exact) for function in functions.values()])
-    return _one_group("math_functions", body, {"values": mx.array(x)}, {"out": (want, F32)}, tolerance=2e-6)
+    return _one_group("math_functions", body, {"values": mx.array(x)}, {"out": (want, F32)}, tolerance=5e-6)
 
 
 def simdgroup_operations() -> Case:

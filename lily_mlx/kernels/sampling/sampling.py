@@ -115,7 +115,7 @@ def select(best_value: mx.array, best_index: mx.array, position: mx.array) -> tu
     threads = 32 * SELECT_SIMDGROUPS
     token, next_position = _SELECT(
         [best_value, best_index, position],
-        template={"PARTS": parts, "SIMDGROUPS": SELECT_SIMDGROUPS},
+        template={"SIMDGROUPS": SELECT_SIMDGROUPS},
         grid=(threads, 1, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(1,), (1,)],

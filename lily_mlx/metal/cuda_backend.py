@@ -147,7 +147,7 @@ def launch(launch: Launch) -> list[mx.array]:
             "in y or z, CUDA's limit; put the long dimension in x"
         )
     return prepared.kernel(  # type: ignore[no-any-return]
-        inputs=launch.inputs,
+        inputs=list(launch.inputs),
         grid=launch.grid,
         threadgroup=launch.threadgroup,
         output_shapes=launch.output_shapes,

@@ -40,7 +40,6 @@ struct Tile {
 template <int M, int N, int K>
 inline void tile_multiply_transposed(
     thread Tile<M, N>& acc, const threadgroup bfloat* a, int lda, const threadgroup bfloat* b, int ldb) {
-#pragma unroll
   for (int k = 0; k < K; k += 8) {
     simdgroup_matrix<bfloat, 8, 8> left[M / 8];
     simdgroup_matrix<bfloat, 8, 8> right[N / 8];
@@ -66,7 +65,6 @@ inline void tile_multiply_transposed(
 template <int M, int N, int K>
 inline void tile_multiply(
     thread Tile<M, N>& acc, const threadgroup bfloat* a, int lda, const threadgroup bfloat* b, int ldb) {
-#pragma unroll
   for (int k = 0; k < K; k += 8) {
     simdgroup_matrix<bfloat, 8, 8> left[M / 8];
     simdgroup_matrix<bfloat, 8, 8> right[N / 8];

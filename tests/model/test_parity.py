@@ -1,0 +1,140 @@
+"""The bundled checkpoint gives what mlx_lm gives, whatever the chunk size.
+
+tests/data/held_out.txt is the part of the public-domain corpus that the checkpoint was not trained on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+import pytest
+from mlx_lm.generate import generate_step
+
+import lily_mlx
+from lily_mlx.checkpoints import bundled_checkpoint
+from lily_mlx.engine import Engine, SequenceState, generate_tokens, make_sampling
+from tests.support import to_numpy
+
+HELD_OUT = Path(__file__).parent.parent / "data" / "held_out.txt"
+WINDOW = 512  # positions of one comparison; every window starts a new sequence
+MAX_LOGIT_ERROR = 0.02  # of the range of mlx_lm's logits
+MIN_AGREEMENT = 0.99
+SMALL_GAP = 0.05  # between mlx_lm's best two logits, below which the choice is a matter of rounding
+GREEDY = make_sampling()
+
+
+@pytest.fixture(scope="module")
+def ours():
+    return lily_mlx.load(bundled_checkpoint())[0]
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    return mlx_lm.load(str(bundled_checkpoint()))
+
+
+@pytest.fixture(scope="module")
+def held_out(theirs) -> list[int]:
+    return theirs[1].encode(HELD_OUT.read_text(), add_special_tokens=False)
+
+
+@pytest.fixture(scope="module")
+def prompts(theirs) -> list[list[int]]:
+    """10 prompts of plain text, of 3 to about 150 tokens, and 10 chats."""
+    tokenizer = theirs[1]
+    speeches = [s for s in HELD_OUT.read_text().split("\n\n") if s.strip()]
+    plain = [
+        tokenizer.encode("\n\n".join(speeches[8 * i : 8 * i + 1 + i // 3]), add_special_tokens=False)[: 3 + 16 * i]
+        for i in range(10)
+    ]
+    chats = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": speech[:80]}], add_generation_prompt=True, enable_thinking=i % 2 == 0
+        )
+        for i, speech in enumerate(speeches[100:110])
+    ]
+    return plain + chats
+
+
+def their_logits(model, tokens: list[int]) -> np.ndarray:
+    return to_numpy(model(mx.array(tokens)[None])[0])
+
+
+def gap(logits: np.ndarray) -> float:
+    """Distance between the best two logits."""
+    second, best = np.sort(logits)[-2:]
+    return float(best - second)
+
+
+@pytest.mark.parametrize("index", range(20))
+def test_greedy_tokens_equal_mlx_lms(ours, theirs, prompts, index):
+    prompt, count = prompts[index], 64
+    got = [token for token, _ in generate_tokens(Engine(ours), prompt, GREEDY, max_tokens=count)]
+    steps = list(generate_step(mx.array(prompt), theirs[0], max_tokens=count))
+    want = [token for token, _ in steps]
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        if a != b:
+            distance = gap(to_numpy(steps[i][1]))
+            print(f"prompt {index}: token {i} differs where mlx_lm's best two logits are {distance:.3f} apart")
+            assert distance < SMALL_GAP
+            break
+
+
+@pytest.mark.parametrize("index", range(20))
+def test_prompt_logits_are_mlx_lms(ours, theirs, prompts, index):
+    want = their_logits(theirs[0], prompts[index])
+    error = np.abs(to_numpy(ours.logits(prompts[index])) - want).max() / (want.max() - want.min())
+    print(f"prompt {index}: logits differ by {error:.4f} of their range")
+    assert error < MAX_LOGIT_ERROR
+
+
+@pytest.mark.parametrize(
+    "windows", [pytest.param(3, id="3-windows"), pytest.param(None, id="all", marks=pytest.mark.slow)]
+)
+def test_top_token_agrees_with_mlx_lm_on_held_out_text(ours, theirs, held_out, windows):
+    agree = total = 0
+    for start in range(0, len(held_out), WINDOW)[:windows]:
+        text = held_out[start : start + WINDOW]
+        want = their_logits(theirs[0], text).argmax(-1)
+        agree += int((to_numpy(ours.logits(text)).argmax(-1) == want).sum())
+        total += len(text)
+    print(f"{agree} of {total} positions agree")
+    assert agree >= MIN_AGREEMENT * total
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(300, id="300-positions"), pytest.param(4096, id="4096-positions", marks=pytest.mark.slow)],
+)
+def passage(request, ours, held_out):
+    """A passage of held-out text and the best token at each position when it is one chunk."""
+    text = held_out[: request.param]
+    return text, to_numpy(ours.logits(text, chunk_size=4096)).argmax(-1)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 64, 2048])
+def test_chunk_size_does_not_change_the_top_token(ours, passage, chunk_size):
+    text, want = passage
+    got = to_numpy(ours.logits(text, chunk_size)).argmax(-1)
+    assert_agreement(got, want)
+
+
+def test_single_steps_do_not_change_the_top_token(ours, passage):
+    text, want = passage
+    engine = Engine(ours)
+    state = engine.prefill(engine.empty(), text[:1], GREEDY)
+    got = [int(state.token.item())]
+    for token in text[1:]:
+        forced = SequenceState(state.length, state.caches, mx.array([token], mx.uint32), state.position, None)
+        state = engine.step(forced, GREEDY)
+        got.append(int(state.token.item()))
+    assert_agreement(np.array(got), want)
+
+
+def assert_agreement(got: np.ndarray, want: np.ndarray) -> None:
+    share = float((got == want).mean())
+    print(f"the top token agrees at {share:.4%} of {len(want)} positions")
+    assert share >= MIN_AGREEMENT

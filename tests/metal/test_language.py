@@ -7,6 +7,7 @@ import pytest
 from .language_cases import Case, cases
 
 
+@pytest.mark.checked
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_language(case: Case) -> None:
     assert not case.check(case.run())

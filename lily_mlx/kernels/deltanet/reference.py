@@ -92,7 +92,7 @@ def gated_norm(
 
 
 def _sigmoid(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
+    return np.asarray(np.exp(-np.logaddexp(0, -x)))  # 1 / (1 + exp(-x)) without overflow
 
 
 def _silu(x: Array) -> Array:

@@ -28,14 +28,16 @@ def run(layer: Layer, split: Columns | None, row: int = 0) -> tuple[mx.array, mx
     return deltanet.step(proj, conv_state, layer.state, *rest, layer.shape, columns=split)
 
 
-def check(layer: Layer, split: Columns | None) -> tuple[mx.array, mx.array, mx.array]:
-    """Compares with the unrounded reference, and the state with the delta rule of the rounded q, k and v."""
+def check(
+    layer: Layer, split: Columns | None, y_tolerance: float = BFLOAT16_TOLERANCE / 2
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Compares with the unrounded reference, and tightly with the delta rule of the rounded q, k and v."""
     y, conv_state, state = run(layer, split)
     conv, *rest = layer.convolution
     want = reference.step(*arrays(layer.proj, conv, layer.state, *rest), layer.shape)
     assert (y.dtype, conv_state.dtype, state.dtype) == (mx.bfloat16, mx.bfloat16, mx.float32)
-    assert_close("y", y, want[0], BFLOAT16_TOLERANCE / 2)
-    assert_rounded_once("conv_state", conv_state, want[1], slack=0)
+    assert_close("y", y, want[0], y_tolerance)
+    assert np.array_equal(to_numpy(conv_state), want[1])
     assert_close("state", state, want[2], BFLOAT16_TOLERANCE / 4)
 
     prepared = deltanet.prepare(layer.proj, *layer.convolution, layer.shape)
@@ -101,7 +103,8 @@ def test_first_token():
     """Empty window and state: what a new sequence starts with."""
     layer = random_layer(7, (1, 2), 1)
     layer.conv_state, layer.state = mx.zeros_like(layer.conv_state), mx.zeros_like(layer.state)
-    check(layer, SPLITS["gpu"])
+    # Here y = beta v (k q), and the sum k q of random signs cancels, which enlarges the rounding of q and k.
+    check(layer, SPLITS["gpu"], y_tolerance=2 * BFLOAT16_TOLERANCE)
 
 
 def test_inputs_stay_as_they_are():

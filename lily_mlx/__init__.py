@@ -1,3 +1,3 @@
-"""Qwen3.6 MoE for MLX: a drop-in for `mlx_lm.generate` whose every operation is a Metal kernel of this package."""
+"""Qwen3.6 MoE for MLX: a drop-in for `mlx_lm.generate` that computes with Metal kernels of its own."""
 
 __version__ = "0.1.0.dev0"

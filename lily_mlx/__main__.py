@@ -16,7 +16,7 @@ def main() -> None:
 
         print(__version__)
     elif name in ("-h", "--help"):
-        print(f"usage: lily_mlx COMMAND ...\n\ncommands: {', '.join(COMMANDS)}\n\nlily_mlx COMMAND --help says more.")
+        print(f"usage: lily_mlx COMMAND ...\n\ncommands: {', '.join(COMMANDS)}\n\nSee COMMAND --help.")
     elif name in COMMANDS:
         importlib.import_module(f"lily_mlx.{name}").main(sys.argv[2:])
     else:

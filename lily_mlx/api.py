@@ -89,14 +89,18 @@ def find_model(path_or_hf_repo: str | Path, revision: str | None = None) -> Path
     if path.exists():
         raise FileNotFoundError(f"{name!r} is a file: give the model's directory")
     if name.startswith((".", "/", "~")) or name.count("/") != 1 or "\\" in name or " " in name:
-        raise FileNotFoundError(f"{name!r} does not exist, and it is not a Hugging Face name like 'owner/model'")
+        raise FileNotFoundError(
+            f"{name!r} does not exist, and it is not a Hugging Face name like 'owner/model'"
+        )
 
     from mlx_lm.utils import _download
 
     try:
         return Path(_download(name, revision=revision))
     except Exception as error:
-        raise FileNotFoundError(f"{name!r} is no local directory, and its download failed: {error}") from error
+        raise FileNotFoundError(
+            f"{name!r} is no local directory, and its download failed: {error}"
+        ) from error
 
 
 def stream_generate(
@@ -123,16 +127,16 @@ def stream_generate(
         draft_model: not supported; must be None.
         temp: 0 for the most likely token, else the temperature of sampling inside the step's kernels.
         seed: of that sampling; None draws one from `mx.random`.
-        sampler: a function from log-probabilities [1, V] to tokens [1], such as `mlx_lm.sample_utils.make_sampler`
-            returns. It replaces `temp` and `seed` and runs beside the kernels, at its own cost.
+        sampler: a function from log-probabilities [1, V] to tokens [1], as mlx_lm's `make_sampler` gives. It
+            replaces `temp` and `seed` and runs beside the kernels, at its own cost.
         logits_processors: functions from (tokens so far, logits [1, V]) to logits.
         prefill_step_size: tokens of the prompt that go through the layers at once.
         prompt_progress_callback: called with (tokens processed, tokens of the prompt).
         options: other keywords of mlx_lm; they must keep their defaults.
 
     Yields:
-        mlx_lm's `GenerationResponse`. The last one has a `finish_reason`: "stop" after an end-of-sequence token, "length"
-        otherwise. `logprobs`, float32 [V], is computed only if read.
+        mlx_lm's `GenerationResponse`. The last one has a `finish_reason`: "stop" after an end-of-sequence
+        token, "length" otherwise. `logprobs`, float32 [V], is computed only if read.
 
     Raises:
         TypeError: an unknown keyword.
@@ -146,8 +150,8 @@ def stream_generate(
         raise ValueError(f"max_tokens is {max_tokens}: give a positive number, or -1 for no limit")
     if (sampler is not None or logits_processors) and (temp != 0 or seed is not None):
         raise ValueError(
-            "temp and seed belong to the sampling inside the kernels; with a sampler or logits_processors give them "
-            "to mlx_lm's make_sampler and to mx.random.seed"
+            "temp and seed belong to the sampling inside the kernels; with a sampler or logits_processors "
+            "give them to mlx_lm's make_sampler and to mx.random.seed"
         )
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
@@ -237,7 +241,7 @@ def generate(
 
 
 def encode(tokenizer: TokenizerWrapper, prompt: str | Sequence[int] | mx.array) -> list[int]:
-    """Token ids of a prompt. A text that already starts with the beginning-of-sequence token gets no second one.
+    """Token ids of a prompt. A text that starts with the beginning-of-sequence token gets no second one.
 
     Raises:
         ValueError: the prompt is text that is not valid Unicode, or an array that is not one row of integers.
@@ -248,7 +252,9 @@ def encode(tokenizer: TokenizerWrapper, prompt: str | Sequence[int] | mx.array) 
         prompt = tokenizer.encode(prompt, add_special_tokens=special)
     if isinstance(prompt, mx.array):
         if prompt.ndim != 1 or (prompt.size and not mx.issubdtype(prompt.dtype, mx.integer)):
-            raise ValueError(f"the prompt is {prompt.dtype} {list(prompt.shape)}: give one row of integer token ids")
+            raise ValueError(
+                f"the prompt is {prompt.dtype} {list(prompt.shape)}: give one row of integer token ids"
+            )
         prompt = prompt.tolist()
     return list(prompt)
 

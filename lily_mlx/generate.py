@@ -40,16 +40,27 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Generate text with lily_mlx's kernels")
     add = parser.add_argument
     add("--model", help="a model directory or a Hugging Face name; without it the bundled tiny checkpoint")
-    add("--backend", choices=("metal", "cuda", "cpu"), help="where kernels run; the default is this machine's GPU")
+    add(
+        "--backend",
+        choices=("metal", "cuda", "cpu"),
+        help="where kernels run; the default is this machine's GPU",
+    )
     add("--prompt", "-p", default="hello", help="the message to the model; '-' reads it from stdin")
     add("--system-prompt", help="system message of the chat template")
     add("--prefill-response", help="the beginning of the answer")
     add("--ignore-chat-template", action="store_true", help="give the prompt to the model as it is")
     add("--chat-template-config", help="JSON object of options for the chat template")
-    add("--max-tokens", "-m", type=int, default=100, help="tokens to generate, -1 for no limit (default: 100)")
+    add(
+        "--max-tokens", "-m", type=int, default=100, help="tokens to generate, -1 for no limit (default: 100)"
+    )
     add("--extra-eos-token", nargs="+", default=(), help="more tokens, or their ids, that end the text")
     add("--temp", type=float, default=0.0, help="temperature of sampling; 0 takes the most likely token")
-    add("--top-p", type=float, default=1.0, help="sample from the most likely tokens with this total probability")
+    add(
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="sample from the most likely tokens with this total probability",
+    )
     add("--min-p", type=float, default=0.0, help="drop tokens less likely than this part of the best one")
     add("--top-k", type=int, default=0, help="sample from this many tokens; 0 for all")
     add("--xtc-probability", type=float, default=0.0, help="how often XTC drops the most likely tokens")
@@ -131,7 +142,8 @@ def read_prompt(argument: str) -> str:
         return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"the prompt on stdin is not valid UTF-8 at byte {error.start}: convert it, for example with iconv"
+            f"the prompt on stdin is not valid UTF-8 at byte {error.start}: convert it, for example "
+            "with iconv"
         ) from error
 
 

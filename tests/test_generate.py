@@ -103,7 +103,12 @@ def test_verbose_without_text(tmp_path, capsys):
     write_scripted(tmp_path, [])
     capsys.readouterr()
     assert generate(*load(tmp_path), PROMPT, verbose=True) is None
-    assert capsys.readouterr().out.splitlines() == ["=" * 10, "", "=" * 10, "No text generated for this prompt"]
+    assert capsys.readouterr().out.splitlines() == [
+        "=" * 10,
+        "",
+        "=" * 10,
+        "No text generated for this prompt",
+    ]
 
 
 def test_sampler_of_mlx_lm(loaded):
@@ -145,13 +150,19 @@ def test_logits_processors(loaded):
     ],
 )
 def test_refuses_keywords(loaded, options, error, words):
-    with pytest.raises(error, match="not supported|give|unexpected") as caught:
+    with pytest.raises(error, match=r"not supported|give|unexpected") as caught:
         generate(*loaded, PROMPT, **options)
     assert words in str(caught.value)
 
 
 def test_accepts_mlx_lms_defaults(loaded):
-    options = {"max_kv_size": None, "prompt_cache": None, "kv_bits": None, "kv_group_size": 64, "num_draft_tokens": 3}
+    options = {
+        "max_kv_size": None,
+        "prompt_cache": None,
+        "kv_bits": None,
+        "kv_group_size": 64,
+        "num_draft_tokens": 3,
+    }
     assert generate(*loaded, PROMPT, **options) == TEXT
 
 
@@ -206,7 +217,9 @@ def test_a_file_is_no_model(checkpoint):
 
 
 @pytest.mark.parametrize(
-    "options", [{"adapter_path": "x"}, {"lazy": True}, {"model_config": {"a": 1}}], ids=lambda o: next(iter(o))
+    "options",
+    [{"adapter_path": "x"}, {"lazy": True}, {"model_config": {"a": 1}}],
+    ids=lambda o: next(iter(o)),
 )
 def test_load_refuses_options(checkpoint, options):
     with pytest.raises(ValueError, match=next(iter(options))):

@@ -25,7 +25,7 @@ class Engine:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether a step is only submitted when it is called, so that the next one can be submitted before it ends."""
+        """Whether a step is submitted, not run, when it is called, so that the next can be submitted too."""
         return current_backend() != "cpu"
 
     def empty(self) -> SequenceState:
@@ -39,15 +39,17 @@ class Engine:
             raise ValueError("the prompt is empty: give at least one token")
         if length + len(tokens) > config.max_positions:
             raise ValueError(
-                f"the prompt has {length + len(tokens)} tokens, but the model's context is {config.max_positions} "
-                "(max_position_embeddings): shorten the prompt"
+                f"the prompt has {length + len(tokens)} tokens, but the model's context is "
+                f"{config.max_positions} (max_position_embeddings): shorten the prompt"
             )
         wrong = next((t for t in tokens if not 0 <= t < config.vocab_size), None)
         if wrong is not None:
-            raise ValueError(f"token id {wrong} is not in the model's vocabulary of {config.vocab_size} tokens")
+            raise ValueError(
+                f"token id {wrong} is not in the model's vocabulary of {config.vocab_size} tokens"
+            )
 
     def token_limit(self, length: int, max_tokens: int) -> int:
-        """Tokens that can be generated after `length` others; `max_tokens` is -1 for no limit but the context.
+        """Tokens that can be generated after `length` others; with `max_tokens` -1 the context is the limit.
 
         The last token of a full context is generated, but there is no position to feed it at.
         """
@@ -69,15 +71,15 @@ class Engine:
             tokens: token ids, at least one.
             sampling: how the following token is chosen.
             chunk_size: tokens that go through the layers at once; bounds the memory, not the result.
-            progress: called with (tokens fed, all tokens) before the first chunk and after each but the last, whose
-                end is not waited for. An exception that it raises ends the prefill there.
+            progress: called with (tokens fed, all tokens) before the first chunk and after each but the last,
+                whose end is not waited for. An exception that it raises ends the prefill there.
 
         Returns:
             The new state; `state` stays as it is.
 
         Raises:
-            ValueError: no tokens, an id outside the vocabulary, more tokens than the context holds, or a chunk size
-                below 1.
+            ValueError: no tokens, an id outside the vocabulary, more tokens than the context holds, or a
+                chunk size below 1.
         """
         self.check_tokens(tokens, state.length)
         if chunk_size < 1:

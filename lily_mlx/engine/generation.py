@@ -29,8 +29,8 @@ def generate_tokens(
 ) -> Iterator[tuple[int, mx.array]]:
     """Generates token ids and the logits that each was chosen from (float32 [1, V], on the device).
 
-    Where the backend allows it, the next step is submitted before a token is read. An error in that step is raised
-    when its own token is asked for.
+    Where the backend allows it, the next step is submitted before a token is read. An error in that step is
+    raised when its own token is asked for.
 
     Args:
         engine: holds the model.

@@ -21,8 +21,8 @@ def make_sampling(temp: float = 0.0, seed: int | None = None) -> Sampling:
 
     Args:
         temp: 0 chooses the most likely token; otherwise tokens are drawn from softmax(logits / temp).
-        seed: of the generator, its low 32 bits count; None draws one from `mx.random`, so that `mx.random.seed`
-            repeats a run.
+        seed: of the generator, its low 32 bits count; None draws one from `mx.random`, so that
+            `mx.random.seed` repeats a run.
 
     Raises:
         ValueError: `temp` is negative or not a finite number, or `seed` is negative.

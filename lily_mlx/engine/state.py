@@ -13,14 +13,14 @@ from lily_mlx.model import LayerCache, ModelConfig, StepOutput, empty_caches
 class SequenceState:
     """One sequence between two steps.
 
-    Nothing writes to a state: each step returns a new one. So a snapshot is a reference, forking is using a state
-    twice, and states share the arrays that they have in common.
+    Nothing writes to a state: each step returns a new one. So a snapshot is a reference, forking is using a
+    state twice, and states share the arrays that they have in common.
 
     Attributes:
         length: tokens in `caches`, known on the host.
         caches: the layers' memory of those tokens.
-        token: uint32 [1], the token chosen to follow them, not fed yet; None before the first prefill. A step reads
-            it on the device and writes the next one to a new slot.
+        token: uint32 [1], the token chosen to follow them, not fed yet; None before the first prefill. A step
+            reads it on the device and writes the next one to a new slot.
         position: int32 [1], `length` on the device.
         logits: float32 [1, V], from which `token` was chosen; None before the first prefill.
     """

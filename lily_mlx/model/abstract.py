@@ -12,8 +12,10 @@ from .weights import ModelWeights
 
 
 def abstract_weights(config: ModelConfig) -> ModelWeights:
-    """Weights of the shapes and encodings that a configuration implies. Their values are zeros that nothing computes
-    until they are evaluated, so they take no memory."""
+    """Weights of the shapes and encodings that a configuration implies.
+
+    They are zeros that nothing computes until they are evaluated, so they take no memory.
+    """
     tensors = _AbstractTensors(config)
     return assemble(tensors, tensors.encodings, config, evaluate=lambda arrays: None)
 

@@ -21,7 +21,15 @@ from .config import ModelConfig
 from .layout import Shape, linear_shapes, plain_shapes
 from .quantization import join_rows, reencode
 from .tensors import CheckpointTensors, canonical_name
-from .weights import AttentionWeights, DeltaNetWeights, LayerWeights, ModelWeights, MoEWeights, Tree, arrays_of
+from .weights import (
+    AttentionWeights,
+    DeltaNetWeights,
+    LayerWeights,
+    ModelWeights,
+    MoEWeights,
+    Tree,
+    arrays_of,
+)
 
 logger = logging.getLogger("lily_mlx")
 
@@ -103,8 +111,8 @@ def _check_linear(
     want = ([*lead, columns * bits // 32], [*lead, columns // max(group_size, 1)])
     if found != (want[0], want[1], want[1]) or bits not in BITS or group_size not in GROUP_SIZES:
         problems.append(
-            f"quantised weight {path} has shapes weight {found[0]}, scales {found[1]}, biases {found[2]}; they "
-            f"do not encode {list(shape)} in {_list(BITS)} bits and groups of {_list(GROUP_SIZES)}"
+            f"quantised weight {path} has shapes weight {found[0]}, scales {found[1]}, biases {found[2]}; "
+            f"they do not encode {list(shape)} in {_list(BITS)} bits and groups of {_list(GROUP_SIZES)}"
         )
         return None
     if tensors.dtype(weight) != mx.uint32 or tensors.dtype(scales) not in _FLOATS:
@@ -243,5 +251,7 @@ class _Assembler:
         array = self._tensors.take(name)
         if array.dtype != mx.bfloat16 and not self._rounded:
             self._rounded = True
-            logger.warning("norms or scales in %s are rounded to bfloat16", str(array.dtype).rpartition(".")[2])
+            logger.warning(
+                "norms or scales in %s are rounded to bfloat16", str(array.dtype).rpartition(".")[2]
+            )
         return array.astype(mx.bfloat16)

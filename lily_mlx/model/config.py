@@ -141,7 +141,7 @@ def _read(cls: type[ModelConfig], config: Mapping[str, Any], fields: _Fields) ->
         fields.reject("quantization.mode", mode, "'affine', the default of mlx_lm.convert")
 
     attention, deltanet = _attention_shape(fields), _deltanet_shape(fields)
-    values = dict(
+    values: dict[str, Any] = dict(
         model_type=str(config["model_type"]),
         hidden_size=hidden_size,
         layers=layers,
@@ -177,9 +177,7 @@ def _attention_shape(fields: _Fields) -> AttentionShape | None:
     if not isinstance(factor, (int, float)) or not 0 < factor <= 1:
         fields.reject("partial_rotary_factor", factor, "a number above 0, at most 1")
         return None
-    return fields.shape(
-        AttentionShape, query_heads, kv_heads, head_dim, int(head_dim * factor), float(theta)
-    )
+    return fields.shape(AttentionShape, query_heads, kv_heads, head_dim, int(head_dim * factor), float(theta))
 
 
 def _deltanet_shape(fields: _Fields) -> DeltaNetShape | None:
@@ -210,7 +208,9 @@ class _Fields:
         quantization = config.get("quantization", text.get("quantization"))
         if quantization is None:
             self.reject(
-                "quantization", None, "a checkpoint quantised with `mlx_lm.convert -q`; the kernels read no other"
+                "quantization",
+                None,
+                "a checkpoint quantised with `mlx_lm.convert -q`; the kernels read no other",
             )
         self.quantization: Mapping[str, Any] = quantization or {}
         self._rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
@@ -261,4 +261,6 @@ class _Fields:
             return
         want = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)]
         if list(types) != want:
-            self.reject("layer_types", types, f"full_attention every {interval} layers, {layers} layers in all")
+            self.reject(
+                "layer_types", types, f"full_attention every {interval} layers, {layers} layers in all"
+            )

@@ -1,4 +1,4 @@
-"""One decode step as a list of kernel calls: 6 launches for a Gated DeltaNet layer, 8 for an attention layer, 3 more."""
+"""One decode step as a list of kernel calls: 6 for a DeltaNet layer, 8 for an attention layer, 3 more."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def decode_step(
         sampling: how the next token is chosen.
 
     Returns:
-        The next token and the new caches. Where the new length is a multiple of TAIL_ROWS the tails are full, and
-        `merge_tails` must follow before another step.
+        The next token and the new caches. Where the new length is a multiple of TAIL_ROWS the tails are full,
+        and `merge_tails` must follow before another step.
     """
     x = embed(token, weights.embedding)
     new_caches: list[LayerCache] = []

@@ -48,8 +48,9 @@ class Model:
     ) -> StepOutput:
         """`decode_step` on the current backend.
 
-        On `metal` and `cuda` it goes through `mx.compile`, which replays the launches without Python. Caches grow in
-        buckets, so that the step is traced again only when a bucket is full. On `cpu` kernels run when called.
+        On `metal` and `cuda` it goes through `mx.compile`, which replays the launches without Python. Caches
+        grow in buckets, so that the step is traced again only when a bucket is full. On `cpu` kernels run
+        when they are called.
         """
         backend = current_backend()
         if backend == "cpu":

@@ -214,7 +214,9 @@ class TestSampling:
         from lily_mlx.model import choose_token, prefill_chunk
 
         model = engine.model
-        x, caches = prefill_chunk(model.weights, model.config, mx.array(prompt, mx.uint32), 0, engine.empty().caches)
+        x, caches = prefill_chunk(
+            model.weights, model.config, mx.array(prompt, mx.uint32), 0, engine.empty().caches
+        )
         hits = 0
         for seed in range(draws):
             output = choose_token(model.weights, model.config, x, 9, caches, make_sampling(0.3, seed))
@@ -242,6 +244,8 @@ class TestLimits:
         with pytest.raises(ValueError, match="chunk size is 0"):
             engine.prefill(engine.empty(), [1], GREEDY, chunk_size=0)
 
-    @pytest.mark.parametrize(("length", "asked", "want"), [(10, 5, 5), (10, -1, 4087), (4096, 5, 1), (4095, -1, 2)])
+    @pytest.mark.parametrize(
+        ("length", "asked", "want"), [(10, 5, 5), (10, -1, 4087), (4096, 5, 1), (4095, -1, 2)]
+    )
     def test_generation_ends_with_the_context(self, engine, length, asked, want):
         assert engine.token_limit(length, asked) == want

@@ -6,6 +6,7 @@ bits hold exactly. The head's row of each token is the embedding of the token be
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ def write_scripted(directory: Path, script: Sequence[str], after: str = "\n") ->
     shape = (settings["vocab_size"], settings["hidden_size"])
     embedding = 2.0 * mx.random.bernoulli(0.5, shape).astype(mx.float32) - 1.0
     head = mx.zeros(shape)
-    for previous, following in zip(order, order[1:], strict=False):
+    for previous, following in itertools.pairwise(order):
         head[following] = embedding[previous]
     for path, dense in (("language_model.model.embed_tokens", embedding), ("language_model.lm_head", head)):
         for part, array in zip(("weight", "scales", "biases"), _quantize(dense), strict=True):

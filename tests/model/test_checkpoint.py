@@ -1,4 +1,4 @@
-"""The checkpoint loader: the joined layout, and one clear error for each way in which a checkpoint is broken."""
+"""The checkpoint loader: the joined layout, and a clear error for each way in which one is broken."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def checkpoint(tmp_path):
 
 def part(tensors: dict[str, mx.array], path: str, bits: int = 4, group_size: int = 64) -> np.ndarray:
     path = f"language_model.{path}"
-    return dense(QuantizedWeight(*(tensors[f"{path}.{p}"] for p in ("weight", "scales", "biases")), bits, group_size))
+    return dense(
+        QuantizedWeight(*(tensors[f"{path}.{p}"] for p in ("weight", "scales", "biases")), bits, group_size)
+    )
 
 
 def change(directory, edit) -> None:
@@ -234,7 +236,9 @@ class TestBrokenCheckpoints:
 
     def test_wrong_head_size(self, checkpoint):
         change_config(checkpoint, lambda config: config.update(head_dim=128))
-        with pytest.raises(ValueError, match=r"layers\.3\.self_attn\.q_norm\.weight has shape \[256\], expected \[128\]"):
+        with pytest.raises(
+            ValueError, match=r"layers\.3\.self_attn\.q_norm\.weight has shape \[256\], expected \[128\]"
+        ):
             Model.load(checkpoint)
 
     def test_bits_that_no_encoding_has(self, checkpoint):
@@ -250,7 +254,9 @@ class TestBrokenCheckpoints:
             tensors[f"{LAYER}.mlp.gate.weight"] = mx.zeros((8, 128), mx.bfloat16)
 
         change(checkpoint, edit)
-        with pytest.raises(ValueError, match=r"layers\.0\.mlp\.gate\.weight is not quantised.*mlx_lm\.convert"):
+        with pytest.raises(
+            ValueError, match=r"layers\.0\.mlp\.gate\.weight is not quantised.*mlx_lm\.convert"
+        ):
             Model.load(checkpoint)
 
     def test_hugging_face_checkpoint(self, checkpoint):

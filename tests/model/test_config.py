@@ -25,14 +25,21 @@ def test_text_config_reads_alike():
     flat = synthetic.config()
     quantization = flat.pop("quantization")
     text = {**flat, "model_type": "qwen3_5_moe_text"}
-    nested = {"model_type": "qwen3_5_moe", "eos_token_id": 0, "quantization": quantization, "text_config": text}
+    nested = {
+        "model_type": "qwen3_5_moe",
+        "eos_token_id": 0,
+        "quantization": quantization,
+        "text_config": text,
+    }
     assert ModelConfig.from_dict(nested) == ModelConfig.from_dict({**flat, "quantization": quantization})
 
 
 @pytest.mark.parametrize(
     "spelling",
     [
-        pytest.param({"rope_parameters": None, "rope_theta": 1e7, "partial_rotary_factor": 0.25}, id="top-level"),
+        pytest.param(
+            {"rope_parameters": None, "rope_theta": 1e7, "partial_rotary_factor": 0.25}, id="top-level"
+        ),
         pytest.param({"rope_parameters": {"rope_theta": 1e7, "type": "default"}}, id="factor-by-default"),
         pytest.param({"rope_parameters": {"partial_rotary_factor": 0.25}, "rope_theta": 1e7}, id="mixed"),
     ],
@@ -54,13 +61,17 @@ def test_rope_spellings_read_alike(spelling):
         pytest.param({"hidden_size": None}, "hidden_size is null", id="missing"),
         pytest.param({"num_experts": 0}, "num_experts is 0", id="dense-model"),
         pytest.param({"num_experts_per_tok": 9}, "num_experts_per_tok is 9", id="top-k"),
-        pytest.param({"shared_expert_intermediate_size": 128}, "shared_expert_intermediate_size", id="shared-expert"),
+        pytest.param(
+            {"shared_expert_intermediate_size": 128}, "shared_expert_intermediate_size", id="shared-expert"
+        ),
         pytest.param({"hidden_act": "gelu"}, 'hidden_act is "gelu"', id="activation"),
         pytest.param({"attention_bias": True}, "attention_bias is true", id="bias"),
         pytest.param({"attn_output_gate": False}, "attn_output_gate", id="output-gate"),
         pytest.param({"mlp_only_layers": [1]}, "mlp_only_layers", id="dense-layers"),
         pytest.param({"layer_types": ["full_attention"] * 4}, "layer_types", id="layer-types"),
-        pytest.param({"rope_parameters": {"rope_theta": 1e7, "rope_type": "yarn"}}, "yarn", id="rope-scaling"),
+        pytest.param(
+            {"rope_parameters": {"rope_theta": 1e7, "rope_type": "yarn"}}, "yarn", id="rope-scaling"
+        ),
         pytest.param({"rope_parameters": None}, "rope_theta is null", id="no-theta"),
         pytest.param({"quantization": None}, "mlx_lm.convert", id="not-quantised"),
         pytest.param({"quantization": {"mode": "mxfp4", "bits": 4}}, "mxfp4", id="quantisation-mode"),

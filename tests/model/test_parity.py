@@ -1,11 +1,9 @@
 """The bundled checkpoint gives what mlx_lm gives, whatever the chunk size.
 
-tests/data/held_out.txt is the part of the public-domain corpus that the checkpoint was not trained on.
+The texts are from the part of its corpus that the checkpoint was not trained on.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import mlx.core as mx
 import mlx_lm
@@ -14,11 +12,11 @@ import pytest
 from mlx_lm.generate import generate_step
 
 import lily_mlx
-from lily_mlx.checkpoints import bundled_checkpoint
+from lily_mlx.checkpoints import bundled_checkpoint, held_out_text
 from lily_mlx.engine import Engine, SequenceState, generate_tokens, make_sampling
 from tests.support import to_numpy
 
-HELD_OUT = Path(__file__).parent.parent / "data" / "held_out.txt"
+
 WINDOW = 512  # positions of one comparison; every window starts a new sequence
 MAX_LOGIT_ERROR = 0.02  # of the range of mlx_lm's logits
 MIN_AGREEMENT = 0.99
@@ -38,16 +36,18 @@ def theirs():
 
 @pytest.fixture(scope="module")
 def held_out(theirs) -> list[int]:
-    return theirs[1].encode(HELD_OUT.read_text(), add_special_tokens=False)
+    return theirs[1].encode(held_out_text(), add_special_tokens=False)
 
 
 @pytest.fixture(scope="module")
 def prompts(theirs) -> list[list[int]]:
     """10 prompts of plain text, of 3 to about 150 tokens, and 10 chats."""
     tokenizer = theirs[1]
-    speeches = [s for s in HELD_OUT.read_text().split("\n\n") if s.strip()]
+    speeches = [s for s in held_out_text().split("\n\n") if s.strip()]
     plain = [
-        tokenizer.encode("\n\n".join(speeches[8 * i : 8 * i + 1 + i // 3]), add_special_tokens=False)[: 3 + 16 * i]
+        tokenizer.encode("\n\n".join(speeches[8 * i : 8 * i + 1 + i // 3]), add_special_tokens=False)[
+            : 3 + 16 * i
+        ]
         for i in range(10)
     ]
     chats = [
@@ -78,7 +78,9 @@ def test_greedy_tokens_equal_mlx_lms(ours, theirs, prompts, index):
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         if a != b:
             distance = gap(to_numpy(steps[i][1]))
-            print(f"prompt {index}: token {i} differs where mlx_lm's best two logits are {distance:.3f} apart")
+            print(
+                f"prompt {index}: token {i} differs where mlx_lm's best two logits are {distance:.3f} apart"
+            )
             assert distance < SMALL_GAP
             break
 
@@ -107,7 +109,10 @@ def test_top_token_agrees_with_mlx_lm_on_held_out_text(ours, theirs, held_out, w
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(300, id="300-positions"), pytest.param(4096, id="4096-positions", marks=pytest.mark.slow)],
+    params=[
+        pytest.param(300, id="300-positions"),
+        pytest.param(4096, id="4096-positions", marks=pytest.mark.slow),
+    ],
 )
 def passage(request, ours, held_out):
     """A passage of held-out text and the best token at each position when it is one chunk."""

@@ -1,4 +1,4 @@
-"""The full-size model's step and chunk, traced without a GPU: every computation is a kernel of this package."""
+"""The full-size model's step and chunk, traced without a GPU: every computation is one of our kernels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ def launches(graph: Graph) -> Counter[str]:
     names = {primitive.name for primitive in graph.primitives}
     assert names <= {"CustomKernel"} | VIEWS, f"primitives that are not kernels: {names - VIEWS}"
     kernels = Counter(p.kernel_name.rpartition("_")[0] for p in graph.primitives if p.is_kernel)
-    print(*(f"{count:4} {name}" for name, count in sorted(kernels.items())), f"{kernels.total():4} in all", sep="\n")
+    print(
+        *(f"{count:4} {name}" for name, count in sorted(kernels.items())),
+        f"{kernels.total():4} in all",
+        sep="\n",
+    )
     return kernels
 
 

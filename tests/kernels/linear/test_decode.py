@@ -6,6 +6,7 @@ import pytest
 
 from lily_mlx.kernels import linear
 from lily_mlx.kernels.linear import QuantizedWeight, reference
+from tests.kernels.linear.weights import integer_weight
 from tests.support import (
     BFLOAT16_TOLERANCE,
     FLOAT32_TOLERANCE,
@@ -146,18 +147,6 @@ def test_gated_norm_project_add(heads, head, rows, bits, group_size):
         to_numpy(y), to_numpy(proj), z_offset, to_numpy(norm_weight), weight, to_numpy(residual), EPS
     )
     assert_close("out", got, want, BFLOAT16_TOLERANCE / 4)
-
-
-def integer_weight(codes, group_size=32):
-    """A weight whose values are the codes themselves, 8 bits."""
-    rows, columns = codes.shape
-    return QuantizedWeight(
-        mx.array(codes.astype(np.uint8).view(np.uint32)),
-        mx.ones((rows, columns // group_size), mx.bfloat16),
-        mx.zeros((rows, columns // group_size), mx.bfloat16),
-        8,
-        group_size,
-    )
 
 
 def test_project_add_rounds_once():

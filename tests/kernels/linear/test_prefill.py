@@ -6,7 +6,7 @@ import pytest
 
 from lily_mlx.kernels import linear
 from lily_mlx.kernels.linear import policy, reference
-from tests.kernels.linear.test_decode import integer_weight
+from tests.kernels.linear.weights import integer_weight
 from tests.support import (
     BFLOAT16_TOLERANCE,
     assert_close,

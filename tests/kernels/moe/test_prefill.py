@@ -121,13 +121,16 @@ def test_a_slice_of_a_larger_array() -> None:
     assert mx.array_equal(sliced, copied).item()
 
 
-@pytest.mark.parametrize("height", policy.TILE_HEIGHTS)
-@pytest.mark.parametrize("layout", [UNIFORM, FORMATS[0]], ids=str)
-def test_decode_and_prefill_agree(layout: Format, height: int) -> None:
+@pytest.mark.parametrize(
+    ("intermediate", "hidden", "layout", "height"),
+    [(64, 64, UNIFORM, height) for height in policy.TILE_HEIGHTS] + [(128, 256, FORMATS[0], 8)],
+    ids=str,
+)
+def test_decode_and_prefill_agree(intermediate: int, hidden: int, layout: Format, height: int) -> None:
     """The same tokens one at a time and as a chunk."""
     generator = rng(2)
-    tokens, experts, top_k, hidden = 6, 16, 4, 256
-    weights, _ = make_experts(generator, experts, 128, hidden, layout)
+    tokens, experts, top_k = 6, 16, 4
+    weights, _ = make_experts(generator, experts, intermediate, hidden, layout)
     x = bf16(generator.normal(0.0, 1.0, (tokens, hidden)))
     gain = bf16(generator.uniform(0.5, 1.5, hidden))
     logits = mx.array(generator.normal(0.0, 2.0, (tokens, experts + 1)).astype(np.float32))

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -82,11 +83,29 @@ def build_kernel(name: str, unit: str, checked: bool) -> Path:
     Raises:
         CompileError: the compiler rejected it.
     """
-    if not checked:
-        flags: tuple[str, ...] = ("-O2", *_native())
-        return _build(name, [], [unit], (*flags, "-shared", *_undefined()))
-    flags = ("-O1", "-g", "-DLILY_CHECKED", *_native())
-    return _build(name, [], [unit], (*flags, "-shared", *_undefined()), instrument=True)
+    flags = ("-O1", "-g", "-DLILY_CHECKED") if checked else ("-O2",)
+    return _build(name, [], [unit], (*flags, *_native(), "-shared", *_undefined()), checked)
+
+
+def source_line(library: str, offset: int) -> str | None:
+    """The line of a kernel's text that an instruction of its library comes from, e.g. "step.metal:12".
+
+    None where the tool that reads debug information is missing.
+    """
+    tool = shutil.which("atos") if sys.platform == "darwin" else shutil.which("addr2line")
+    if tool is None:
+        return None
+    if sys.platform == "darwin":
+        command = [tool, "-i", "-fullPath", "-o", library, f"0x{offset:x}"]
+    else:
+        command = [tool, "-i", "-e", library, f"0x{offset:x}"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    for line in answer.stdout.splitlines():
+        found = re.search(r"(\S[^()]*):(\d+)", line)
+        # Helpers of the compat headers are not the kernel's own lines.
+        if found and not found.group(1).startswith(str(SOURCES)) and int(found.group(2)) > 0:
+            return f"{found.group(1)}:{found.group(2)}"
+    return None
 
 
 def _undefined() -> tuple[str, ...]:
@@ -138,7 +157,14 @@ def _build(
             path.write_text(unit)
             files.append(str(path))
         made = Path(scratch) / "made.so"
-        _run(name, [*compiler.command, *_COMMON, *flags, f"-I{SOURCES}", *files, "-o", str(made)])
+        command = [*compiler.command, *_COMMON, f"-I{SOURCES}"]
+        if instrument:
+            # The calls that the sanitizer inserts are answered by our runtime, so its own is not linked.
+            compiled = str(Path(scratch) / "made.o")
+            compile_flags = [flag for flag in flags if flag not in _undefined() and flag != "-shared"]
+            _run(name, [*command, *compile_flags, "-fsanitize=thread", "-c", *files, "-o", compiled])
+            files = [compiled]
+        _run(name, [*command, *flags, *files, "-o", str(made)])
         os.replace(made, target)  # atomic: several processes may build the same kernel
     return target
 

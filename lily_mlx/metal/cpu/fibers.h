@@ -9,6 +9,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// Code that the checked mode must not watch.
+#ifdef LILY_CHECKED
+#define LILY_UNTRACED __attribute__((no_sanitize("thread")))
+#else
+#define LILY_UNTRACED
+#endif
+
 namespace lily {
 
 constexpr unsigned SIMD_WIDTH = 32;
@@ -36,11 +43,13 @@ struct Thread {
   uint32_t lane;        // thread_index_in_simdgroup
   uint32_t index;       // thread_index_in_threadgroup
   uint32_t position[3]; // thread_position_in_threadgroup
-  uint32_t epoch;       // barriers passed, for the checked mode
   enum State : uint32_t { UNSTARTED, RUNNING, SIMD, BARRIER, ENDED } state;
   uint32_t awaited;     // the generation that this thread waits for the end of
   Site site;            // where it waits
 };
+
+// What a barrier orders, as in mem_flags.
+enum Order : unsigned { ORDER_NONE = 0, ORDER_DEVICE = 1, ORDER_THREADGROUP = 2 };
 
 // Up to 32 threads whose simd operations go together.
 struct Simdgroup {
@@ -48,10 +57,13 @@ struct Simdgroup {
   Threadgroup* threadgroup;
   uint32_t index;
   uint32_t mask;           // live lanes
+  uint32_t lanes;          // lanes at the start
   uint32_t live;
   uint32_t arrived;        // at the current simd operation
   uint32_t generation;     // simd operations completed
   uint32_t at_barrier;     // waiting at the threadgroup barrier
+  Site site;               // checked mode: the operation that the first to arrive is in
+  uint32_t ordered[2];     // checked mode: simdgroup_barriers that ordered each kind of memory
   uint32_t participants[2];  // lanes that took part in the operation of that parity
   uint32_t reduced[2];     // 1 + the generation whose reduction stands in `result` of that parity
   // Two sets of values: threads that are already at the next operation must not disturb late readers.
@@ -80,6 +92,8 @@ struct Threadgroup {
   uint32_t arrived;     // at the threadgroup barrier
   uint32_t generation;  // barriers completed
   char* memory;         // threadgroup memory
+  Site site;            // checked mode: the barrier that the first to arrive is at
+  struct Checks* checks;
   Thread* thread;       // array
   Simdgroup* simdgroup; // array
 };
@@ -102,15 +116,20 @@ void lily_reschedule(Thread* self);
 void lily_leave_simdgroup(Thread* self);
 // Reports a declaration that needs more threadgroup memory than there is.
 [[noreturn]] void lily_threadgroup_memory_exhausted(Thread* self, const char* name, size_t bytes, Site site);
-// Reports that two threads of a simdgroup are in different simd operations.
-[[noreturn]] void lily_mismatch(Thread* self, Thread* other);
+
+// The checked mode. A thread has arrived at a collective; the last one orders memory.
+void lily_check_simdgroup(Thread* self, Site site);
+void lily_check_threadgroup(Thread* self, Site site);
+void lily_order_threadgroup(Threadgroup* all, unsigned order);
+// The `number`-th array of threadgroup memory of a kernel.
+char* lily_checked_array(Thread* self, unsigned number, size_t bytes, size_t element, const char* name, Site site);
 // Reports that a simd operation reads a lane that did not take part.
 [[noreturn]] void lily_absent_lane(Thread* self, uint32_t lane);
 // d = c + a b for 8x8 matrices of float, row by row.
 void lily_multiply_8x8(float* d, const float* a, const float* b, const float* c);
 }
 
-inline void switch_to(Thread* self, Thread* next) {
+LILY_UNTRACED inline void switch_to(Thread* self, Thread* next) {
   if (__builtin_expect(next->state == Thread::UNSTARTED, 0)) {
     lily_start(self, next);
   } else {
@@ -119,13 +138,13 @@ inline void switch_to(Thread* self, Thread* next) {
   }
 }
 
-inline void release_simdgroup(Simdgroup& group) {
+LILY_UNTRACED inline void release_simdgroup(Simdgroup& group) {
   group.participants[group.generation & 1] = group.mask;
   group.arrived = 0;
   ++group.generation;
 }
 
-inline void release_threadgroup(Threadgroup& all) {
+LILY_UNTRACED inline void release_threadgroup(Threadgroup& all) {
   all.arrived = 0;
   ++all.generation;
   for (unsigned i = 0; i < all.simdgroups; ++i) {
@@ -133,26 +152,20 @@ inline void release_threadgroup(Threadgroup& all) {
   }
 }
 
-inline bool same_site(const Site& a, const Site& b) {
-  return a.line == b.line && a.file == b.file && a.operation == b.operation;
-}
-
 // Waits until all live threads of the simdgroup have called. Values written to values[parity] before the
 // call are visible to all of them afterwards; returns that parity.
-inline unsigned meet_simdgroup(Thread* self, Site site) {
+LILY_UNTRACED inline unsigned meet_simdgroup(Thread* self, [[maybe_unused]] Site site, unsigned order = ORDER_NONE) {
   Simdgroup& group = *self->simdgroup;
   const uint32_t generation = group.generation;
-  self->site = site;
 #ifdef LILY_CHECKED
-  if (group.arrived != 0 && !same_site(self->previous->site, site) &&
-      self->previous->state == Thread::SIMD && self->previous->awaited == generation) {
-    lily_mismatch(self, self->previous);
-  }
+  lily_check_simdgroup(self, site);
 #endif
   // The compiler must not keep values of shared memory in registers across this point.
   asm volatile("" ::: "memory");
   if (++group.arrived == group.live) {
     release_simdgroup(group);
+    group.ordered[0] += order / ORDER_THREADGROUP;
+    group.ordered[1] += order % ORDER_THREADGROUP;
     return generation & 1;
   }
   self->state = Thread::SIMD;
@@ -166,14 +179,19 @@ inline unsigned meet_simdgroup(Thread* self, Site site) {
 }
 
 // Waits until all live threads of the threadgroup have called.
-inline void meet_threadgroup(Thread* self, Site site) {
+LILY_UNTRACED inline void meet_threadgroup(Thread* self, [[maybe_unused]] Site site, [[maybe_unused]] unsigned order) {
   Simdgroup& group = *self->simdgroup;
   Threadgroup& all = *group.threadgroup;
   const uint32_t generation = all.generation;
-  self->site = site;
+#ifdef LILY_CHECKED
+  lily_check_threadgroup(self, site);
+#endif
   asm volatile("" ::: "memory");
   if (++all.arrived == all.live) {
     release_threadgroup(all);
+#ifdef LILY_CHECKED
+    lily_order_threadgroup(&all, order);
+#endif
     return;
   }
   self->state = Thread::BARRIER;

@@ -12,6 +12,11 @@ inline int lily_fragment_column(uint lane) { return int(lane % 4 * 2); }
 inline int lily_apple_fragment_row(uint lane) { return int(((lane / 4) & 4) + ((lane / 2) % 4)); }
 inline int lily_apple_fragment_column(uint lane) { return int(((lane / 4) & 2) * 2 + (lane % 2) * 2); }
 
+namespace lily {
+LILY_UNTRACED inline uint this_lane() { return current_thread->lane; }
+LILY_UNTRACED inline void meet_here(Site site) { meet_simdgroup(current_thread, site); }
+}
+
 namespace metal {
 
 template <typename T, int COLUMNS, int ROWS>
@@ -19,7 +24,7 @@ struct simdgroup_matrix {
   static_assert(COLUMNS == 8 && ROWS == 8, "Metal has 8x8 matrices only");
   vec<T, 2> elements;
   simdgroup_matrix() = default;
-  explicit simdgroup_matrix(T diagonal) {
+  LILY_UNTRACED explicit simdgroup_matrix(T diagonal) {
     const uint lane = lily::current_thread->lane;
     for (int i = 0; i < 2; ++i) {
       elements[i] = lily_fragment_row(lane) == lily_fragment_column(lane) + i ? diagonal : T(0.0f);
@@ -41,7 +46,7 @@ inline simdgroup_matrix<T, COLUMNS, ROWS> make_filled_simdgroup_matrix(U value) 
 
 // In checked mode loads and stores meet too, so that one which not all lanes reach is reported.
 #ifdef LILY_CHECKED
-#define LILY_MEET lily::meet_simdgroup(lily::current_thread, site)
+#define LILY_MEET lily::meet_here(site)
 #else
 #define LILY_MEET (void)site
 #endif
@@ -51,7 +56,7 @@ inline void simdgroup_load(
     simdgroup_matrix<T, 8, 8>& m, const T* source, ulong elements_per_row = 8, ulong2 origin = ulong2(0, 0),
     bool transpose = false, LILY_SITE("simdgroup_load")) {
   LILY_MEET;
-  const uint lane = lily::current_thread->lane;
+  const uint lane = lily::this_lane();
   const ulong row = ulong(lily_fragment_row(lane)), column = ulong(lily_fragment_column(lane));
   const T* p = source + origin.y * elements_per_row + origin.x;
   if (transpose) {
@@ -68,7 +73,7 @@ inline void simdgroup_store(
     simdgroup_matrix<T, 8, 8> m, T* target, ulong elements_per_row = 8, ulong2 origin = ulong2(0, 0),
     bool transpose = false, LILY_SITE("simdgroup_store")) {
   LILY_MEET;
-  const uint lane = lily::current_thread->lane;
+  const uint lane = lily::this_lane();
   const ulong row = ulong(lily_fragment_row(lane)), column = ulong(lily_fragment_column(lane));
   T* p = target + origin.y * elements_per_row + origin.x;
   if (transpose) {

@@ -1,18 +1,21 @@
 // The scheduler of the cpu backend: threadgroups over workers, threads of a threadgroup as fibres.
 #include "fibers.h"
 
-#include "runtime.h"
+#include "checker.h"
 #include "stacks.h"
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <csignal>
 #include <condition_variable>
-#include <cstdarg>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <thread>
+#include <ucontext.h>
 #include <unistd.h>
 
 namespace lily {
@@ -52,6 +55,8 @@ struct Job {
   std::atomic<bool> failed{false};
   std::mutex mutex;
   std::string error;
+  double timeout = 0;  // seconds; checked mode
+  std::vector<pthread_t> running;
 };
 
 // What one operating system thread needs to run threadgroups.
@@ -63,6 +68,13 @@ struct Worker {
   std::vector<Simdgroup> simdgroups = std::vector<Simdgroup>(MAX_THREADS / SIMD_WIDTH);
   Threadgroup threadgroup{};
   alignas(64) char memory[THREADGROUP_BYTES + 64];
+  Checks checks;
+  bool abandoning = false;
+
+  Worker() {
+    static std::atomic<uint32_t> count{0};
+    checks.worker = count++ % 64;
+  }
 };
 
 thread_local Worker* worker = nullptr;
@@ -76,19 +88,6 @@ bool can_run(const Thread& t) {
     case Thread::ENDED: return false;
   }
   return false;
-}
-
-[[noreturn]] void abandon(const std::string& message) {
-  {
-    std::lock_guard<std::mutex> lock(worker->job->mutex);
-    if (!worker->job->failed) {
-      worker->job->error = message;
-      worker->job->failed = true;
-    }
-  }
-  void* ignored;
-  lily_switch(&ignored, worker->main_stack);
-  __builtin_unreachable();
 }
 
 std::string waits(const Thread& t) {
@@ -226,6 +225,7 @@ void set_up(Worker& w, const Launch& launch, uint64_t number) {
   all.memory = w.memory + (64 - reinterpret_cast<uintptr_t>(w.memory) % 64) % 64;
   all.thread = w.threads.data();
   all.simdgroup = w.simdgroups.data();
+  all.checks = &w.checks;
   uint32_t x = 0, y = 0, z = 0;
   for (unsigned s = 0; s < all.simdgroups; ++s) {
     Simdgroup& group = all.simdgroup[s];
@@ -235,6 +235,7 @@ void set_up(Worker& w, const Launch& launch, uint64_t number) {
     group.threadgroup = &all;
     group.index = s;
     group.mask = live == SIMD_WIDTH ? ~0u : (1u << live) - 1;
+    group.lanes = group.mask;
     group.live = live;
     group.arrived = group.generation = group.at_barrier = 0;
     group.reduced[0] = group.reduced[1] = 0;
@@ -249,7 +250,6 @@ void set_up(Worker& w, const Launch& launch, uint64_t number) {
       t.position[0] = x;
       t.position[1] = y;
       t.position[2] = z;
-      t.epoch = 0;
       t.state = Thread::UNSTARTED;
       t.site = {};
       if (++x == all.size[0]) {
@@ -269,6 +269,10 @@ void run_threadgroups(Job& job) {
   }
   Worker& w = *worker;
   w.job = &job;
+  w.abandoning = false;
+  if (job.launch->checked) {
+    check_launch(w.checks);
+  }
   while (!job.failed) {
     const uint64_t number = job.next.fetch_add(1);
     if (number >= job.count) {
@@ -295,12 +299,33 @@ void run_threadgroups(Job& job) {
   }
 }
 
+void time_is_up(int, siginfo_t*, void* context) {
+  if (!worker || worker->abandoning || !current_thread) {
+    return;
+  }
+  worker->abandoning = true;  // from here on, a second signal does nothing
+  const void* instruction = nullptr;
+  const auto& machine = static_cast<ucontext_t*>(context)->uc_mcontext;
+#if defined(__linux__) && defined(__x86_64__)
+  instruction = reinterpret_cast<void*>(machine.gregs[REG_RIP]);
+#elif defined(__linux__) && defined(__aarch64__)
+  instruction = reinterpret_cast<void*>(machine.pc);
+#elif defined(__APPLE__) && defined(__aarch64__)
+  instruction = reinterpret_cast<void*>(machine->__ss.__pc);
+#else
+  (void)machine;
+#endif
+  fail(current_thread, "the kernel did not end in time (LILY_MLX_TIMEOUT sets the seconds)\n  at " + place_of(instruction));
+}
+
 // Workers that wait for launches. The calling thread works too.
 class Pool {
  public:
   void run(Job& job) {
     std::lock_guard<std::mutex> one_launch(launches_);
-    const unsigned helpers = unsigned(std::min<uint64_t>(job.count - 1, limit_));
+    // In checked mode the caller only watches the clock.
+    const bool checked = job.launch->checked;
+    const unsigned helpers = unsigned(std::min<uint64_t>(checked ? job.count : job.count - 1, limit_ + checked));
     if (helpers > 0) {
       {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -315,9 +340,15 @@ class Pool {
         wake_.notify_one();
       }
     }
-    run_threadgroups(job);
+    if (!checked) {
+      run_threadgroups(job);
+    }
     if (helpers > 0) {
       std::unique_lock<std::mutex> lock(mutex_);
+      const auto done = [&] { return active_ == 0 && (!checked || job.next >= job.count || job.failed); };
+      if (checked && !idle_.wait_for(lock, std::chrono::duration<double>(job.timeout), done)) {
+        interrupt(job, lock, done);
+      }
       job_ = nullptr;
       idle_.wait(lock, [&] { return active_ == 0; });
     }
@@ -332,6 +363,7 @@ class Pool {
       seen = ticket_;
       Job* job = job_;
       ++active_;
+      job->running.push_back(pthread_self());
       lock.unlock();
       run_threadgroups(*job);
       lock.lock();
@@ -339,6 +371,22 @@ class Pool {
         idle_.notify_one();
       }
     }
+  }
+
+  // Stops the workers of a launch that takes too long, wherever they are.
+  template <typename F>
+  void interrupt(Job& job, std::unique_lock<std::mutex>& lock, F done) {
+    struct sigaction action = {}, previous = {};
+    action.sa_sigaction = time_is_up;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER;
+    sigaction(SIGUSR2, &action, &previous);
+    for (int attempt = 0; attempt < 50 && !done(); ++attempt) {
+      for (pthread_t thread : job.running) {
+        pthread_kill(thread, SIGUSR2);
+      }
+      idle_.wait_for(lock, std::chrono::milliseconds(200), done);
+    }
+    sigaction(SIGUSR2, &previous, nullptr);
   }
 
   const unsigned limit_ = std::min(std::max(std::thread::hardware_concurrency(), 1u), 32u) - 1;
@@ -364,6 +412,25 @@ Pool& pool() {
 
 }  // namespace
 
+void abandon(const std::string& message) {
+  worker->abandoning = true;
+  {
+    std::lock_guard<std::mutex> lock(worker->job->mutex);
+    if (!worker->job->failed) {
+      worker->job->error = message;
+      worker->job->failed = true;
+    }
+  }
+  void* ignored;
+  lily_switch(&ignored, worker->main_stack);
+  __builtin_unreachable();
+}
+
+bool same_site(const Site& a, const Site& b) {
+  const auto same = [](const char* x, const char* y) { return x == y || (x && y && std::strcmp(x, y) == 0); };
+  return a.line == b.line && same(a.file, b.file) && same(a.operation, b.operation);
+}
+
 std::string describe(const Thread& t) {
   const Threadgroup& all = *t.simdgroup->threadgroup;
   char text[128];
@@ -374,6 +441,24 @@ std::string describe(const Thread& t) {
 
 void fail(Thread* self, const std::string& message) {
   abandon(describe(*self) + ": " + message);
+}
+
+static int run(Launch launch, double timeout, char* message, size_t message_bytes) {
+  Job job;
+  job.timeout = timeout;
+  job.count = 1;
+  for (int d = 0; d < 3; ++d) {
+    launch.threadgroup[d] = std::min(launch.threadgroup[d], launch.grid[d]);
+    launch.threadgroups[d] = (launch.grid[d] + launch.threadgroup[d] - 1) / launch.threadgroup[d];
+    job.count *= launch.threadgroups[d];
+  }
+  job.launch = &launch;
+  pool().run(job);
+  if (job.failed) {
+    snprintf(message, message_bytes, "%s", job.error.c_str());
+    return 1;
+  }
+  return 0;
 }
 
 extern "C" {
@@ -408,11 +493,6 @@ void lily_threadgroup_memory_exhausted(Thread* self, const char* name, size_t by
                  " bytes, " + site.file + ":" + std::to_string(site.line) + ")");
 }
 
-void lily_mismatch(Thread* self, Thread* other) {
-  self->state = Thread::SIMD;
-  abandon("threads of one simdgroup are in different simd operations:\n  " + waits(*other) + "\n  " + waits(*self));
-}
-
 void lily_absent_lane(Thread* self, uint32_t lane) {
   const Site& s = self->site;
   fail(self, std::string(s.operation) + " reads lane " + std::to_string(int32_t(lane)) +
@@ -436,21 +516,25 @@ void lily_multiply_8x8(float* d, const float* a, const float* b, const float* c)
 
 // Runs a launch. Returns 0, or 1 with a message.
 int lily_run(const Launch* request, char* message, size_t message_bytes) {
-  Launch launch = *request;
-  Job job;
-  job.count = 1;
-  for (int d = 0; d < 3; ++d) {
-    launch.threadgroup[d] = std::min(launch.threadgroup[d], launch.grid[d]);
-    launch.threadgroups[d] = (launch.grid[d] + launch.threadgroup[d] - 1) / launch.threadgroup[d];
-    job.count *= launch.threadgroups[d];
-  }
-  job.launch = &launch;
-  pool().run(job);
-  if (job.failed) {
-    snprintf(message, message_bytes, "%s", job.error.c_str());
+  return run(*request, 0, message, message_bytes);
+}
+
+// The same in checked mode, on copies of the buffers.
+int lily_run_checked(const Launch* request, const Buffer* buffers, size_t count, double timeout, char* message,
+                     size_t message_bytes) {
+  static std::mutex one_launch;
+  std::lock_guard<std::mutex> lock(one_launch);
+  std::vector<void*> arguments(count + 1);
+  if (!enter_arena(buffers, count, arguments.data())) {
+    snprintf(message, message_bytes, "no memory for checked copies of the buffers");
     return 1;
   }
-  return 0;
+  Launch launch = *request;
+  launch.arguments = arguments.data();
+  check_library(reinterpret_cast<const void*>(launch.entry));
+  const int failed = run(launch, timeout, message, message_bytes);
+  leave_arena();
+  return failed;
 }
 
 }  // extern "C"

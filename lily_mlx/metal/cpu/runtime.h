@@ -9,6 +9,9 @@ namespace lily {
 
 // "thread (0, 0, 0) of threadgroup (0, 0, 0)"
 std::string describe(const Thread& thread);
+bool same_site(const Site& a, const Site& b);
+// Ends the launch with a message; never returns. Fibres that are suspended are dropped.
+[[noreturn]] void abandon(const std::string& message);
 // Ends the launch with a message about the running thread; never returns.
 [[noreturn]] void fail(Thread* self, const std::string& message);
 

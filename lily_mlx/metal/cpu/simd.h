@@ -19,11 +19,11 @@ enum memory_order { memory_order_relaxed, memory_order_seq_cst, memory_order_acq
                     memory_order_acq_rel };
 enum thread_scope { thread_scope_thread, thread_scope_simdgroup, thread_scope_threadgroup, thread_scope_device };
 
-inline void threadgroup_barrier(mem_flags, LILY_SITE("threadgroup_barrier")) {
-  lily::meet_threadgroup(lily::current_thread, site);
+LILY_UNTRACED inline void threadgroup_barrier(mem_flags flags, LILY_SITE("threadgroup_barrier")) {
+  lily::meet_threadgroup(lily::current_thread, site, unsigned(flags) % 4);
 }
-inline void simdgroup_barrier(mem_flags, LILY_SITE("simdgroup_barrier")) {
-  lily::meet_simdgroup(lily::current_thread, site);
+LILY_UNTRACED inline void simdgroup_barrier(mem_flags flags, LILY_SITE("simdgroup_barrier")) {
+  lily::meet_simdgroup(lily::current_thread, site, unsigned(flags) % 4);
 }
 inline void atomic_thread_fence(mem_flags, memory_order, thread_scope = thread_scope_device) {
   __atomic_thread_fence(__ATOMIC_SEQ_CST);
@@ -149,53 +149,53 @@ LILY_SCAN(simd_prefix_inclusive_product, Multiply, 1, true)
 LILY_SCAN(simd_prefix_exclusive_product, Multiply, 1, false)
 #undef LILY_SCAN
 
-template <typename T> inline T simd_shuffle(T value, uint lane, LILY_SITE("simd_shuffle")) {
+template <typename T> LILY_UNTRACED inline T simd_shuffle(T value, uint lane, LILY_SITE("simd_shuffle")) {
   return lily::Exchange<T>(value, site).from(lane);
 }
-template <typename T> inline T simd_shuffle_xor(T value, uint mask, LILY_SITE("simd_shuffle_xor")) {
+template <typename T> LILY_UNTRACED inline T simd_shuffle_xor(T value, uint mask, LILY_SITE("simd_shuffle_xor")) {
   const lily::Exchange<T> e(value, site);
   return e.from(e.self->lane ^ mask);
 }
 // Lanes without a source keep their own value.
-template <typename T> inline T simd_shuffle_up(T value, uint delta, LILY_SITE("simd_shuffle_up")) {
+template <typename T> LILY_UNTRACED inline T simd_shuffle_up(T value, uint delta, LILY_SITE("simd_shuffle_up")) {
   const lily::Exchange<T> e(value, site);
   return e.self->lane >= delta ? e.from(e.self->lane - delta) : value;
 }
-template <typename T> inline T simd_shuffle_down(T value, uint delta, LILY_SITE("simd_shuffle_down")) {
+template <typename T> LILY_UNTRACED inline T simd_shuffle_down(T value, uint delta, LILY_SITE("simd_shuffle_down")) {
   const lily::Exchange<T> e(value, site);
   return e.self->lane + delta < lily::SIMD_WIDTH ? e.from(e.self->lane + delta) : value;
 }
 template <typename T>
-inline T simd_shuffle_and_fill_up(T value, T fill, uint delta, LILY_SITE("simd_shuffle_and_fill_up")) {
+LILY_UNTRACED inline T simd_shuffle_and_fill_up(T value, T fill, uint delta, LILY_SITE("simd_shuffle_and_fill_up")) {
   const lily::Exchange<T> e(value, site);
   const lily::Exchange<T> f(fill, site);
   return e.self->lane >= delta ? e.from(e.self->lane - delta) : f.from(e.self->lane + lily::SIMD_WIDTH - delta);
 }
 template <typename T>
-inline T simd_shuffle_and_fill_down(T value, T fill, uint delta, LILY_SITE("simd_shuffle_and_fill_down")) {
+LILY_UNTRACED inline T simd_shuffle_and_fill_down(T value, T fill, uint delta, LILY_SITE("simd_shuffle_and_fill_down")) {
   const lily::Exchange<T> e(value, site);
   const lily::Exchange<T> f(fill, site);
   const uint lane = e.self->lane + delta;
   return lane < lily::SIMD_WIDTH ? e.from(lane) : f.from(lane - lily::SIMD_WIDTH);
 }
-template <typename T> inline T simd_shuffle_rotate_up(T value, uint delta, LILY_SITE("simd_shuffle_rotate_up")) {
+template <typename T> LILY_UNTRACED inline T simd_shuffle_rotate_up(T value, uint delta, LILY_SITE("simd_shuffle_rotate_up")) {
   const lily::Exchange<T> e(value, site);
   return e.from((e.self->lane - delta) % lily::SIMD_WIDTH);
 }
-template <typename T> inline T simd_shuffle_rotate_down(T value, uint delta, LILY_SITE("simd_shuffle_rotate_down")) {
+template <typename T> LILY_UNTRACED inline T simd_shuffle_rotate_down(T value, uint delta, LILY_SITE("simd_shuffle_rotate_down")) {
   const lily::Exchange<T> e(value, site);
   return e.from((e.self->lane + delta) % lily::SIMD_WIDTH);
 }
-template <typename T> inline T simd_broadcast(T value, uint lane, LILY_SITE("simd_broadcast")) {
+template <typename T> LILY_UNTRACED inline T simd_broadcast(T value, uint lane, LILY_SITE("simd_broadcast")) {
   return lily::Exchange<T>(value, site).from(lane);
 }
-template <typename T> inline T simd_broadcast_first(T value, LILY_SITE("simd_broadcast_first")) {
+template <typename T> LILY_UNTRACED inline T simd_broadcast_first(T value, LILY_SITE("simd_broadcast_first")) {
   const lily::Exchange<T> e(value, site);
   return e.from(uint(__builtin_ctz(e.group.participants[e.parity])));
 }
 inline bool simd_all(bool value, LILY_SITE("simd_all")) { return lily::reduce(value, lily::And(), site); }
 inline bool simd_any(bool value, LILY_SITE("simd_any")) { return lily::reduce(value, lily::Or(), site); }
-inline bool simd_is_first() {
+LILY_UNTRACED inline bool simd_is_first() {
   return lily::current_thread->lane == uint(__builtin_ctz(lily::current_thread->simdgroup->mask));
 }
 
@@ -208,7 +208,7 @@ struct simd_vote {
   bool any() const { return lanes != 0; }
   bool all() const { return lanes == 0xffffffffu; }
 };
-inline simd_vote simd_ballot(bool value, LILY_SITE("simd_ballot")) {
+LILY_UNTRACED inline simd_vote simd_ballot(bool value, LILY_SITE("simd_ballot")) {
   const uint bit = value ? 1u << lily::current_thread->lane : 0u;
   return simd_vote(lily::reduce(bit, lily::Or(), site));
 }

@@ -87,7 +87,7 @@ def translate(
         f"template <{', '.join(types)}>\n" if types else "",
         f"inline __attribute__((always_inline)) void lily_kernel({', '.join(parameters)}) {{\n",
         attributes,
-        "[[maybe_unused]] unsigned lily_threadgroup_used = 0;\n",
+        "[[maybe_unused]] lily::ThreadgroupCursor lily_threadgroup_cursor;\n",
         _numbered(text.body_part.path, rewrite_threadgroup(_plain(text.body_part.text, unroll))),
         '\n#line 1 "lily_entry"\n}\n}\n',
         'extern "C" __attribute__((visibility("default"))) void lily_entry(void* const* arguments) {\n',

@@ -16,7 +16,6 @@ from lily_mlx.checkpoints import bundled_checkpoint, held_out_text
 from lily_mlx.engine import Engine, SequenceState, generate_tokens, make_sampling
 from tests.support import to_numpy
 
-
 WINDOW = 512  # positions of one comparison; every window starts a new sequence
 MAX_LOGIT_ERROR = 0.02  # of the range of mlx_lm's logits
 MIN_AGREEMENT = 0.99

@@ -42,13 +42,15 @@ std::string place(uint32_t offset) {
 
 std::string name_element(const Region& r, const char* address) {
   const char* kinds[] = {"input", "output", "threadgroup array"};
-  const ptrdiff_t element = (address - r.begin) / ptrdiff_t(r.element) - (address < r.begin ? 1 : 0);
+  const ptrdiff_t size = ptrdiff_t(r.element), offset = address - r.begin;
+  const ptrdiff_t element = (offset < 0 ? offset - size + 1 : offset) / size;
   return std::string(kinds[r.kind]) + " " + r.name + "[" + std::to_string(element) + "]";
 }
 
-std::string thread_of(const Threadgroup& all, const Access& access, bool same_threadgroup) {
+std::string thread_of(const Thread* self, const Access& access, bool same_threadgroup) {
+  const Threadgroup& all = *self->simdgroup->threadgroup;
   if (same_threadgroup) {
-    return describe(all.thread[access.thread]);
+    return access.thread == self->index ? "another thread" : describe(all.thread[access.thread]);
   }
   return "a thread of another threadgroup";
 }
@@ -70,7 +72,7 @@ namespace {
     bool same_threadgroup, uint32_t here) {
   const Access& other = other_writes ? cell.write : cell.read;
   std::string text = std::string(writes ? "writes " : "reads ") + name_element(r, address) + ", which ";
-  text += thread_of(*self->simdgroup->threadgroup, other, same_threadgroup);
+  text += thread_of(self, other, same_threadgroup);
   text += other_writes ? (other.atomic ? " changed atomically" : " wrote") : " read";
   text += same_threadgroup ? " with no barrier between that orders this memory" : "";
   text += "\n  at " + place(here) + "\n  the other at " + place(other_writes ? cell.write_place : cell.read_place);
@@ -138,9 +140,14 @@ void touch(Thread* self, const Region& r, Cell& cell, char* address, Mode mode, 
   } else if (last.interval == now.interval) {
     access.several = last.several == 1 && last.ordered != now.ordered ? 0 : last.several;
   }
-  access.atomic = atomic && (last.interval != now.interval || last.atomic);
+  const bool among_others = access.several != 0;
+  access.atomic = atomic && (!among_others || last.atomic);
+  if (among_others && last.thread != access.thread && (atomic || !last.atomic)) {
+    access.thread = last.thread;  // a message names the first of several readers
+  } else {
+    cell.read_place = here;
+  }
   last = access;
-  cell.read_place = here;
 }
 
 void touch_all(Thread* self, const Region& r, char* address, size_t size, Mode mode, uint32_t here) {
@@ -185,14 +192,10 @@ void access(void* pointer, size_t size, Mode mode, bool aligned, void* caller) {
   const uint32_t here = uint32_t(reinterpret_cast<uintptr_t>(caller) - arena.library);
   Checks& checks = *self->simdgroup->threadgroup->checks;
   const Region* region = nullptr;
-  const size_t in_array = size_t(address - checks.memory), in_arena = size_t(address - arena.base);
+  // The last quarter of an array's space is before the next array.
+  const size_t in_array = size_t(address - checks.memory) + ARRAY_SPACE / 4, in_arena = size_t(address - arena.base);
   if (in_array < checks.arrays.size() * ARRAY_SPACE) {
-    // The second half of the space is before the next array.
-    size_t number = in_array / ARRAY_SPACE;
-    if (in_array % ARRAY_SPACE >= ARRAY_SPACE * 3 / 4 && number + 1 < checks.arrays.size()) {
-      ++number;
-    }
-    region = &checks.arrays[number];
+    region = &checks.arrays[in_array / ARRAY_SPACE];
   } else if (in_arena < arena.size) {
     region = &arena.regions[arena.owner[in_arena / PAGE]];
   }

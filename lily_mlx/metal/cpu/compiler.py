@@ -83,7 +83,8 @@ def build_kernel(name: str, unit: str, checked: bool) -> Path:
     Raises:
         CompileError: the compiler rejected it.
     """
-    flags = ("-O1", "-g", "-DLILY_CHECKED") if checked else ("-O2",)
+    # Without scalar replacement a vector is read and written as a whole, so that its alignment is checked.
+    flags = ("-O1", "-g", "-fno-tree-sra", "-DLILY_CHECKED") if checked else ("-O2",)
     return _build(name, [], [unit], (*flags, *_native(), "-shared", *_undefined()), checked)
 
 
@@ -104,7 +105,8 @@ def source_line(library: str, offset: int) -> str | None:
         found = re.search(r"(\S[^()]*):(\d+)", line)
         # Helpers of the compat headers are not the kernel's own lines.
         if found and not found.group(1).startswith(str(SOURCES)) and int(found.group(2)) > 0:
-            return f"{found.group(1)}:{found.group(2)}"
+            # Debug information puts the working directory before names such as "<source>".
+            return re.sub(r".*/(<[^/]*>)$", r"\1", found.group(1)) + ":" + found.group(2)
     return None
 
 

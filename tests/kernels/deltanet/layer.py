@@ -12,7 +12,7 @@ from tests.support import bf16, rng, to_numpy
 
 # Key and value heads: ratios 1, 2 and 4. An odd number of value heads also shifts the rows of the
 # projection off their 8-byte alignment.
-HEADS = [(1, 1), (1, 2), (2, 2), (1, 4), (3, 3)]
+HEADS = [(1, 1), (1, 2), (2, 4), (1, 4), (3, 3)]
 ROWS = [1, 2, 3, 4, 7, 16, 33, 65]
 
 

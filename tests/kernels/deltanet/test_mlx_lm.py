@@ -17,7 +17,7 @@ from tests.support import BFLOAT16_TOLERANCE, assert_close, bf16, rng, to_numpy
 
 from .layer import Layer, assert_rounded_once, float32, heads_id, random_layer
 
-MIXED = [(1, 2), (2, 2)]
+MIXED = [(1, 2), (2, 4)]
 
 
 def mlx_lm_prepare(layer: Layer, dtype: mx.Dtype):

@@ -1,10 +1,10 @@
 // Prefill: weighted sum of each token's expert rows.
 //   out[m, h] = bfloat(residual[m, h] + sum over slots s of scores[m, s] * outputs[row(m, s), h])
 // row(m, s) = slot_rows[m, s], and S + m for the shared expert (slot TOP_K). float32, slots added in order, one rounding.
-// Grid: (8 columns per thread, tokens). Bytes: 2 (TOP_K + 3) H per token.
+// Grid: (tokens, blocks of columns), 8 columns for each thread of a threadgroup. Bytes: 2 (TOP_K + 3) H per token.
 const int width = int(residual_shape[1]);
-const int piece = int(thread_position_in_grid.x);
-const uint token = thread_position_in_grid.y;
+const int piece = int(threadgroup_position_in_grid.y * threads_per_threadgroup.x + thread_index_in_threadgroup);
+const uint token = threadgroup_position_in_grid.x;
 if (piece < width / 8) {
   const uint pairs = uint(residual_shape[0]) * uint(TOP_K);
   float total[8];

@@ -130,7 +130,7 @@ def combine(outputs: mx.array, routing: Routing, residual: mx.array) -> mx.array
     (out,) = _COMBINE(
         [outputs, routing.slot_rows, routing.scores, residual],
         template={"TOP_K": routing.top_k},
-        grid=(-(-hidden // (8 * threads)) * threads, tokens, 1),
+        grid=(tokens * threads, -(-hidden // (8 * threads)), 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(tokens, hidden)],
         output_dtypes=[mx.bfloat16],

@@ -76,6 +76,12 @@ def test_odd_multiples_of_32(intermediate: int, hidden: int) -> None:
     run(2, 4, 2, intermediate, hidden, ODD_GROUPS)
 
 
+@pytest.mark.slow
+def test_full_width() -> None:
+    """The widths of Qwen3.6-35B-A3B, with fewer experts."""
+    run(10, 12, 8, 512, 2048, UNIFORM)
+
+
 def test_each_slot_uses_its_own_expert() -> None:
     """Equal logits choose the highest ids, highest first."""
     generator = rng(3)

@@ -75,6 +75,13 @@ def test_expert_counts(experts: int, top_k: int) -> None:
     run(7, experts, top_k, 64, 64)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("height", [8, 64])
+def test_full_width(height: int) -> None:
+    """The widths of Qwen3.6-35B-A3B, with fewer experts."""
+    run(19, 4, 2, 512, 2048, tile_rows=height)
+
+
 @pytest.mark.parametrize("layout", FORMATS, ids=str)
 def test_formats(layout: Format) -> None:
     run(9, 6, 2, 128, 256, layout)
@@ -104,6 +111,20 @@ def test_alternating_between_first_and_last() -> None:
     logits[::2, 0] = 9.0
     logits[1::2, 255] = 9.0
     run(21, 256, 1, 64, 64, logits=logits)
+
+
+@pytest.mark.parametrize("width", [8, 248, 2048, 2056, 4160])
+def test_combine_of_any_width(width: int) -> None:
+    """Both sides of one threadgroup's columns."""
+    generator = rng(width)
+    logits = generator.normal(0.0, 2.0, (3, 7)).astype(np.float32)
+    routing = route(mx.array(logits), 2, True)
+    outputs, residual = (
+        bf16(generator.normal(0.0, 1.0, (9, width))),
+        bf16(generator.normal(0.0, 1.0, (3, width))),
+    )
+    want = reference.combine(to_numpy(outputs), reference_routing(routing), to_numpy(residual))
+    assert_close("out", combine(outputs, routing, residual), want, BFLOAT16_TOLERANCE / 4)
 
 
 def test_a_slice_of_a_larger_array() -> None:

@@ -1,0 +1,126 @@
+"""Prefill: a chunk of tokens against the cache that already holds them."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+
+from lily_mlx.metal import Kernel
+
+from . import policy
+from .checks import check_array, check_cache, check_norms, check_position, check_rows
+from .rope import turns_per_position
+from .shape import TAIL_ROWS, AttentionShape, KVCache
+
+_PREPARE = Kernel(
+    name="attention_prepare",
+    inputs=("proj", "q_norm", "k_norm", "position", "turns"),
+    outputs=("q", "k"),
+    body="kernels/attention/prepare.metal",
+    headers=("kernels/attention/head.h",),
+)
+_ATTENTION = Kernel(
+    name="attention_prefill",
+    inputs=("q", "keys", "values", "tail_keys", "tail_values", "position", "proj"),
+    outputs=("out",),
+    body="kernels/attention/prefill_attention.metal",
+    headers=(
+        "metal/include/fragment.h",
+        "metal/include/tile.h",
+        "kernels/attention/key_value_rows.h",
+    ),
+)
+_PREPARE_SIMDGROUPS = 4
+
+
+def prepare(
+    proj: mx.array,
+    q_norm: mx.array,
+    k_norm: mx.array,
+    position: mx.array,
+    shape: AttentionShape,
+    eps: float,
+) -> tuple[mx.array, mx.array]:
+    """Normalises and rotates the queries and keys of a chunk.
+
+    Args:
+        proj: bfloat16 [M, P], the joined projection.
+        q_norm, k_norm: bfloat16 [D], weights of the RMSNorms over a head (`mx.fast.rms_norm`).
+        position: int32 [1], tokens before the chunk.
+        shape: the layer's shape.
+        eps: of the RMSNorms (config ``rms_norm_eps``).
+
+    Returns:
+        q bfloat16 [M, Hq, D] and k bfloat16 [M, Hkv, D]. One launch.
+
+    Raises:
+        ValueError: wrong shape or dtype.
+    """
+    tokens = check_rows("prepare", "proj", proj, (shape.projection_width,), mx.bfloat16)
+    check_norms("prepare", q_norm, k_norm, shape)
+    check_position("prepare", position)
+    tasks = tokens * (shape.query_heads + shape.kv_heads)
+    threads = 32 * _PREPARE_SIMDGROUPS
+    q, k = _PREPARE(
+        [proj, q_norm, k_norm, position, turns_per_position(shape.rotary_dim, shape.rope_theta)],
+        template={
+            "HQ": shape.query_heads,
+            "HKV": shape.kv_heads,
+            "D": shape.head_dim,
+            "R": shape.rotary_dim,
+            "P": shape.projection_width,
+            "EPS": float(eps),
+        },
+        grid=(-(-tasks // _PREPARE_SIMDGROUPS) * threads, 1, 1),
+        threadgroup=(threads, 1, 1),
+        output_shapes=[(tokens, shape.query_heads, shape.head_dim), (tokens, shape.kv_heads, shape.head_dim)],
+        output_dtypes=[mx.bfloat16, mx.bfloat16],
+    )
+    return q, k
+
+
+def prefill_attention(
+    q: mx.array, cache: KVCache, position: mx.array, proj: mx.array, shape: AttentionShape
+) -> mx.array:
+    """Causal attention of a chunk over all tokens up to each of its own, times the sigmoid of the output gate.
+
+    Args:
+        q: bfloat16 [M, Hq, D] of `prepare`.
+        cache: the cache after `append` of the chunk; rows after its last token are never read.
+        position: int32 [1], tokens before the chunk.
+        proj: bfloat16 [M, P], the joined projection (its gate columns).
+        shape: the layer's shape.
+
+    Returns:
+        bfloat16 [M, Hq * D], rounded once, after the gate. One launch.
+
+    Raises:
+        ValueError: wrong shape or dtype.
+    """
+    where = "prefill_attention"
+    tokens = check_rows(where, "q", q, (shape.query_heads, shape.head_dim), mx.bfloat16)
+    check_cache(where, cache, shape.kv_heads, shape.head_dim)
+    check_position(where, position)
+    check_array(where, "proj", proj, (tokens, shape.projection_width), mx.bfloat16)
+    plan = policy.prefill_plan(shape.head_dim)
+    blocks = -(-tokens * shape.group // plan.rows)
+    (out,) = _ATTENTION(
+        [q, cache.keys, cache.values, cache.tail_keys, cache.tail_values, position, proj],
+        template={
+            "HQ": shape.query_heads,
+            "G": shape.group,
+            "D": shape.head_dim,
+            "P": shape.projection_width,
+            "TAIL": TAIL_ROWS,
+            "ROWS": plan.rows,
+            "KEYS": plan.keys,
+            "SLICE": plan.slice,
+            "SCALE": math.log2(math.e) / math.sqrt(shape.head_dim),
+        },
+        grid=(blocks * plan.threads, shape.kv_heads, 1),
+        threadgroup=(plan.threads, 1, 1),
+        output_shapes=[(tokens, shape.query_heads * shape.head_dim)],
+        output_dtypes=[mx.bfloat16],
+    )
+    return out

@@ -50,7 +50,12 @@ def check_cache(where: str, cache: KVCache, kv_heads: int, head_dim: int) -> Non
             f"{where}: cache.keys must be [{kv_heads}, capacity >= {TAIL_ROWS}, {head_dim}], "
             f"got {list(cache.keys.shape)}"
         )
-    for name, rows in (("keys", capacity), ("values", capacity), ("tail_keys", TAIL_ROWS), ("tail_values", TAIL_ROWS)):
+    for name, rows in (
+        ("keys", capacity),
+        ("values", capacity),
+        ("tail_keys", TAIL_ROWS),
+        ("tail_values", TAIL_ROWS),
+    ):
         check_array(where, f"cache.{name}", getattr(cache, name), (kv_heads, rows, head_dim), mx.bfloat16)
 
 

@@ -58,7 +58,10 @@ def parts_plan(capacity: int, group: int) -> PartsPlan:
     """The plan for a cache of ``capacity`` rows and ``group`` query heads for each KV head."""
     head_sets = -(-group // 8)  # a lane keeps queries and sums of at most 8 heads in registers
     return PartsPlan(
-        part_rows=part_rows(capacity), heads=-(-group // head_sets), head_sets=head_sets, streams=8 // head_sets
+        part_rows=part_rows(capacity),
+        heads=-(-group // head_sets),
+        head_sets=head_sets,
+        streams=8 // head_sets,
     )
 
 

@@ -34,11 +34,16 @@ def rope(x: np.ndarray, positions: np.ndarray, shape: AttentionShape) -> np.ndar
     frequencies = shape.rope_theta ** (-2.0 * np.arange(half) / max(shape.rotary_dim, 1))
     angles = (positions[:, None] * frequencies)[:, None, :]
     first, second, rest = np.split(x, [half, 2 * half], axis=-1)
-    turned = first * np.cos(angles) - second * np.sin(angles), second * np.cos(angles) + first * np.sin(angles)
+    turned = (
+        first * np.cos(angles) - second * np.sin(angles),
+        second * np.cos(angles) + first * np.sin(angles),
+    )
     return np.concatenate([*turned, rest], axis=-1)
 
 
-def split_projection(proj: np.ndarray, shape: AttentionShape) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def split_projection(
+    proj: np.ndarray, shape: AttentionShape
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Queries and gates [M, Hq, D], keys and values [M, Hkv, D] of the joined projection [M, P]."""
     tokens = proj.shape[0]
     queries = proj[:, : shape.key_offset].reshape(tokens, shape.query_heads, 2, shape.head_dim)
@@ -62,13 +67,24 @@ def make_cache(keys: np.ndarray, values: np.ndarray) -> KVCache:
     main_shape = (kv_heads, capacity_for(length - tail), head_dim)
     tail_shape = (kv_heads, TAIL_ROWS, head_dim)
     cache = KVCache(*(np.full(s, np.nan) for s in (main_shape, main_shape, tail_shape, tail_shape)))
-    cache.keys[:, : length - tail], cache.tail_keys[:, :tail] = keys[:, : length - tail], keys[:, length - tail :]
-    cache.values[:, : length - tail], cache.tail_values[:, :tail] = values[:, : length - tail], values[:, length - tail :]
+    cache.keys[:, : length - tail], cache.tail_keys[:, :tail] = (
+        keys[:, : length - tail],
+        keys[:, length - tail :],
+    )
+    cache.values[:, : length - tail], cache.tail_values[:, :tail] = (
+        values[:, : length - tail],
+        values[:, length - tail :],
+    )
     return cache
 
 
 def attend(
-    q: np.ndarray, keys: np.ndarray, values: np.ndarray, position: int, gate: np.ndarray, shape: AttentionShape
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    position: int,
+    gate: np.ndarray,
+    shape: AttentionShape,
 ) -> np.ndarray:
     """sigmoid(gate) * softmax(q k^T / sqrt(D)) v for q [M, Hq, D]; row m sees the keys up to ``position`` + m."""
     out = np.empty(q.shape)
@@ -83,12 +99,19 @@ def attend(
 
 
 def prepare(
-    proj: np.ndarray, q_norm: np.ndarray, k_norm: np.ndarray, position: np.ndarray, shape: AttentionShape, eps: float
+    proj: np.ndarray,
+    q_norm: np.ndarray,
+    k_norm: np.ndarray,
+    position: np.ndarray,
+    shape: AttentionShape,
+    eps: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Queries [M, Hq, D] and keys [M, Hkv, D] after RMSNorm and rotary embedding."""
     queries, _, keys, _ = split_projection(proj, shape)
     positions = int(position[0]) + np.arange(proj.shape[0])
-    return rope(rms_norm(queries, q_norm, eps), positions, shape), rope(rms_norm(keys, k_norm, eps), positions, shape)
+    return rope(rms_norm(queries, q_norm, eps), positions, shape), rope(
+        rms_norm(keys, k_norm, eps), positions, shape
+    )
 
 
 def step_prepare(

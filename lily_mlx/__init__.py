@@ -1,8 +1,13 @@
 """Qwen3.6 MoE for MLX: a drop-in for `mlx_lm.generate` that computes with Metal kernels of its own."""
 
+import warnings
+
 from .api import load
 from .generate import generate, stream_generate
 
 __version__ = "0.1.0.dev0"
 
 __all__ = ["__version__", "generate", "load", "stream_generate"]
+
+# `python -m lily_mlx.generate` runs a module that is imported above, which does no harm: both only define names.
+warnings.filterwarnings("ignore", r"'lily_mlx\.generate' found in sys\.modules", RuntimeWarning)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import mlx.core as mx
@@ -33,11 +34,16 @@ def model():
     return config, abstract_weights(config), empty_caches(config)
 
 
+def short_name(kernel: str) -> str:
+    """The kernel's name without the digest of its text and its template values."""
+    return re.sub(r"^lily_(\w+?)_[0-9a-f]{12}.*", r"\1", kernel)
+
+
 def launches(graph: Graph) -> Counter[str]:
     """Launches by kernel, after checking that nothing but kernels computes."""
     names = {primitive.name for primitive in graph.primitives}
     assert names <= {"CustomKernel"} | VIEWS, f"primitives that are not kernels: {names - VIEWS}"
-    kernels = Counter(p.kernel_name.rpartition("_")[0] for p in graph.primitives if p.is_kernel)
+    kernels = Counter(short_name(p.kernel_name) for p in graph.primitives if p.is_kernel)
     print(
         *(f"{count:4} {name}" for name, count in sorted(kernels.items())),
         f"{kernels.total():4} in all",

@@ -67,6 +67,10 @@ struct Buffer {
   uint32_t misalignment;  // of its address, modulo 16
 };
 
+enum Mode { READ, WRITE, ATOMIC_LOAD, ATOMIC_STORE, ATOMIC_UPDATE };
+// Checks an access of the running thread. `caller` is the return address into the kernel.
+void access(void* pointer, size_t size, Mode mode, bool aligned, void* caller);
+
 // Where an instruction of the kernel stands, for messages.
 std::string place_of(const void* instruction);
 // Before a launch: where the kernel's library is; for each worker, its own state.

@@ -72,7 +72,7 @@ def cache_directory() -> Path:
 
 def build_runtime() -> Path:
     """The compiled C++ runtime, which schedules threads and checks them."""
-    sources = [SOURCES / name for name in ("runtime.cpp", "switch.cpp", "checker.cpp")]
+    sources = [SOURCES / name for name in ("runtime.cpp", "switch.cpp", "pool.cpp", "checker.cpp", "hooks.cpp")]
     flags = ("-O2", "-g1", "-fvisibility=default", "-shared", "-pthread")
     return _build("runtime", sources, [], flags)
 
@@ -140,9 +140,7 @@ def _headers() -> str:
     return "".join(path.read_text() for path in sorted(SOURCES.glob("*.h")))
 
 
-def _build(
-    name: str, sources: list[Path], units: list[str], flags: tuple[str, ...], instrument: bool = False
-) -> Path:
+def _build(name: str, sources: list[Path], units: list[str], flags: tuple[str, ...], instrument: bool = False) -> Path:
     compiler = find_compiler()
     content = [*compiler.command, compiler.version, _machine(), *_COMMON, *flags, str(instrument), _headers()]
     content += [path.read_text() for path in sources] + units

@@ -33,19 +33,19 @@ struct Site {
 struct Simdgroup;
 struct Threadgroup;
 
-// One Metal thread.
-struct Thread {
-  void* stack_pointer;  // while suspended
-  char* stack;          // lowest address; null before the thread starts and after it ends
-  Thread* next;         // ring of the live threads of the simdgroup
+// One Metal thread. What a switch needs is in one cache line.
+struct alignas(64) Thread {
+  void* stack_pointer;   // while suspended
+  Thread* next;          // ring of the live threads of the simdgroup
   Thread* previous;
   Simdgroup* simdgroup;
-  uint32_t lane;        // thread_index_in_simdgroup
-  uint32_t index;       // thread_index_in_threadgroup
-  uint32_t position[3]; // thread_position_in_threadgroup
+  char* stack;           // lowest address; null before the thread starts and after it ends
+  uint32_t lane;         // thread_index_in_simdgroup
+  uint32_t index;        // thread_index_in_threadgroup
   enum State : uint32_t { UNSTARTED, RUNNING, SIMD, BARRIER, ENDED } state;
-  uint32_t awaited;     // the generation that this thread waits for the end of
-  Site site;            // where it waits
+  uint32_t awaited;      // the generation that this thread waits for the end of
+  uint32_t position[3];  // thread_position_in_threadgroup
+  Site site;             // checked mode: where it waits
 };
 
 // What a barrier orders, as in mem_flags.

@@ -6,17 +6,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <csignal>
-#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
-#include <pthread.h>
 #include <sys/mman.h>
-#include <thread>
-#include <ucontext.h>
-#include <unistd.h>
 
 namespace lily {
 
@@ -46,18 +39,6 @@ char* Stacks::take() {
 }
 
 namespace {
-
-// A launch in progress.
-struct Job {
-  const Launch* launch;
-  uint64_t count;
-  std::atomic<uint64_t> next{0};
-  std::atomic<bool> failed{false};
-  std::mutex mutex;
-  std::string error;
-  double timeout = 0;  // seconds; checked mode
-  std::vector<pthread_t> running;
-};
 
 // What one operating system thread needs to run threadgroups.
 struct Worker {
@@ -263,6 +244,8 @@ void set_up(Worker& w, const Launch& launch, uint64_t number) {
   }
 }
 
+}  // namespace
+
 void run_threadgroups(Job& job) {
   if (!worker) {
     worker = new Worker;
@@ -299,119 +282,6 @@ void run_threadgroups(Job& job) {
   }
 }
 
-void time_is_up(int, siginfo_t*, void* context) {
-  if (!worker || worker->abandoning || !current_thread) {
-    return;
-  }
-  worker->abandoning = true;  // from here on, a second signal does nothing
-  const void* instruction = nullptr;
-  const auto& machine = static_cast<ucontext_t*>(context)->uc_mcontext;
-#if defined(__linux__) && defined(__x86_64__)
-  instruction = reinterpret_cast<void*>(machine.gregs[REG_RIP]);
-#elif defined(__linux__) && defined(__aarch64__)
-  instruction = reinterpret_cast<void*>(machine.pc);
-#elif defined(__APPLE__) && defined(__aarch64__)
-  instruction = reinterpret_cast<void*>(machine->__ss.__pc);
-#else
-  (void)machine;
-#endif
-  fail(current_thread, "the kernel did not end in time (LILY_MLX_TIMEOUT sets the seconds)\n  at " + place_of(instruction));
-}
-
-// Workers that wait for launches. The calling thread works too.
-class Pool {
- public:
-  void run(Job& job) {
-    std::lock_guard<std::mutex> one_launch(launches_);
-    // In checked mode the caller only watches the clock.
-    const bool checked = job.launch->checked;
-    const unsigned helpers = unsigned(std::min<uint64_t>(checked ? job.count : job.count - 1, limit_ + checked));
-    if (helpers > 0) {
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        job_ = &job;
-        ++ticket_;
-        while (threads_ < helpers) {
-          std::thread(&Pool::work, this).detach();
-          ++threads_;
-        }
-      }
-      for (unsigned i = 0; i < helpers; ++i) {
-        wake_.notify_one();
-      }
-    }
-    if (!checked) {
-      run_threadgroups(job);
-    }
-    if (helpers > 0) {
-      std::unique_lock<std::mutex> lock(mutex_);
-      const auto done = [&] { return active_ == 0 && (!checked || job.next >= job.count || job.failed); };
-      if (checked && !idle_.wait_for(lock, std::chrono::duration<double>(job.timeout), done)) {
-        interrupt(job, lock, done);
-      }
-      job_ = nullptr;
-      idle_.wait(lock, [&] { return active_ == 0; });
-    }
-  }
-
- private:
-  void work() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    uint64_t seen = 0;
-    for (;;) {
-      wake_.wait(lock, [&] { return job_ && ticket_ != seen; });
-      seen = ticket_;
-      Job* job = job_;
-      ++active_;
-      job->running.push_back(pthread_self());
-      lock.unlock();
-      run_threadgroups(*job);
-      lock.lock();
-      if (--active_ == 0) {
-        idle_.notify_one();
-      }
-    }
-  }
-
-  // Stops the workers of a launch that takes too long, wherever they are.
-  template <typename F>
-  void interrupt(Job& job, std::unique_lock<std::mutex>& lock, F done) {
-    struct sigaction action = {}, previous = {};
-    action.sa_sigaction = time_is_up;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER;
-    sigaction(SIGUSR2, &action, &previous);
-    for (int attempt = 0; attempt < 50 && !done(); ++attempt) {
-      for (pthread_t thread : job.running) {
-        pthread_kill(thread, SIGUSR2);
-      }
-      idle_.wait_for(lock, std::chrono::milliseconds(200), done);
-    }
-    sigaction(SIGUSR2, &previous, nullptr);
-  }
-
-  const unsigned limit_ = std::min(std::max(std::thread::hardware_concurrency(), 1u), 32u) - 1;
-  std::mutex launches_, mutex_;
-  std::condition_variable wake_, idle_;
-  Job* job_ = nullptr;
-  uint64_t ticket_ = 0;
-  unsigned threads_ = 0, active_ = 0;
-};
-
-// The pool outlives everything, and a forked child makes its own.
-Pool& pool() {
-  static std::mutex mutex;
-  static Pool* instance = nullptr;
-  static pid_t owner = 0;
-  std::lock_guard<std::mutex> lock(mutex);
-  if (owner != getpid()) {
-    owner = getpid();
-    instance = new Pool;
-  }
-  return *instance;
-}
-
-}  // namespace
-
 void abandon(const std::string& message) {
   worker->abandoning = true;
   {
@@ -424,6 +294,14 @@ void abandon(const std::string& message) {
   void* ignored;
   lily_switch(&ignored, worker->main_stack);
   __builtin_unreachable();
+}
+
+bool stop_here() {
+  if (!worker || worker->abandoning || !current_thread) {
+    return false;
+  }
+  worker->abandoning = true;
+  return true;
 }
 
 bool same_site(const Site& a, const Site& b) {
@@ -441,24 +319,6 @@ std::string describe(const Thread& t) {
 
 void fail(Thread* self, const std::string& message) {
   abandon(describe(*self) + ": " + message);
-}
-
-static int run(Launch launch, double timeout, char* message, size_t message_bytes) {
-  Job job;
-  job.timeout = timeout;
-  job.count = 1;
-  for (int d = 0; d < 3; ++d) {
-    launch.threadgroup[d] = std::min(launch.threadgroup[d], launch.grid[d]);
-    launch.threadgroups[d] = (launch.grid[d] + launch.threadgroup[d] - 1) / launch.threadgroup[d];
-    job.count *= launch.threadgroups[d];
-  }
-  job.launch = &launch;
-  pool().run(job);
-  if (job.failed) {
-    snprintf(message, message_bytes, "%s", job.error.c_str());
-    return 1;
-  }
-  return 0;
 }
 
 extern "C" {
@@ -512,29 +372,6 @@ void lily_multiply_8x8(float* d, const float* a, const float* b, const float* c)
     }
     *reinterpret_cast<Row*>(d + 8 * i) = sum;
   }
-}
-
-// Runs a launch. Returns 0, or 1 with a message.
-int lily_run(const Launch* request, char* message, size_t message_bytes) {
-  return run(*request, 0, message, message_bytes);
-}
-
-// The same in checked mode, on copies of the buffers.
-int lily_run_checked(const Launch* request, const Buffer* buffers, size_t count, double timeout, char* message,
-                     size_t message_bytes) {
-  static std::mutex one_launch;
-  std::lock_guard<std::mutex> lock(one_launch);
-  std::vector<void*> arguments(count + 1);
-  if (!enter_arena(buffers, count, arguments.data())) {
-    snprintf(message, message_bytes, "no memory for checked copies of the buffers");
-    return 1;
-  }
-  Launch launch = *request;
-  launch.arguments = arguments.data();
-  check_library(reinterpret_cast<const void*>(launch.entry));
-  const int failed = run(launch, timeout, message, message_bytes);
-  leave_arena();
-  return failed;
 }
 
 }  // extern "C"

@@ -3,9 +3,30 @@
 #define LILY_CPU_RUNTIME
 #include "fibers.h"
 
+#include <atomic>
+#include <mutex>
+#include <pthread.h>
 #include <string>
+#include <vector>
 
 namespace lily {
+
+// A launch in progress.
+struct Job {
+  const Launch* launch;
+  uint64_t count;
+  std::atomic<uint64_t> next{0};
+  std::atomic<bool> failed{false};
+  std::mutex mutex;
+  std::string error;
+  double timeout = 0;  // seconds; checked mode
+  std::vector<pthread_t> running;
+};
+
+// Runs threadgroups of a launch until none is left; every worker calls it.
+void run_threadgroups(Job& job);
+// In a signal handler: whether the interrupted code is a kernel that may be abandoned now.
+bool stop_here();
 
 // "thread (0, 0, 0) of threadgroup (0, 0, 0)"
 std::string describe(const Thread& thread);

@@ -58,7 +58,8 @@ def translate(
         outputs: dtype of each output.
         unroll: what stands for `#pragma unroll`, a compiler's own spelling.
     """
-    parameters, arguments = [], []
+    parameters: list[str] = []
+    arguments: list[str] = []
 
     def parameter(kind: str, name: str, by_reference: bool = False) -> None:
         argument = f"static_cast<{kind}*>(arguments[{len(arguments)}])"

@@ -1,81 +1,172 @@
-"""The definition of gated grouped-query attention: plain NumPy, float64, no tricks.
+"""Gated grouped-query attention by its definition, in numpy and float64: what the kernels are tested against.
 
-Arrays have the shapes of the kernels' wrappers. A sequence's keys and values are plain arrays
-[n, Hkv, D] here: how the cache is cut into blocks is no part of the definition. The source is
-``Qwen3NextAttention`` in mlx_lm.
+The functions have the names and arguments of the package's, with numpy arrays for MLX's. The definition is that of
+``Qwen3NextAttention`` in mlx_lm (attention with an output gate, RMSNorm of each query and key head and a partial rotary
+embedding of the first dimensions, paired with a distance of R / 2).
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from .shape import AttentionShape
+from .shape import TAIL_ROWS, AttentionShape, capacity_for
 
 
-def rope(x: np.ndarray, positions: np.ndarray, shape: AttentionShape) -> np.ndarray:
-    """Rotates the first R dimensions of each head: x [M, heads, D], positions [M]."""
-    half = shape.rotary_dim // 2
-    frequencies = shape.rope_theta ** (-2.0 * np.arange(half) / max(shape.rotary_dim, 1))
-    angles = np.asarray(positions, np.float64)[:, None, None] * frequencies
-    first, second, rest = np.split(x, [half, 2 * half], axis=-1)
-    turned_first = first * np.cos(angles) - second * np.sin(angles)
-    turned_second = second * np.cos(angles) + first * np.sin(angles)
-    return np.concatenate([turned_first, turned_second, rest], axis=-1)
+class KVCache(NamedTuple):
+    """The fields of the package's KVCache, as numpy arrays."""
+
+    keys: np.ndarray
+    values: np.ndarray
+    tail_keys: np.ndarray
+    tail_values: np.ndarray
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """RMSNorm over the last axis."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis."""
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
 
 
-def split(
+def rope(x: np.ndarray, positions: np.ndarray, shape: AttentionShape) -> np.ndarray:
+    """Rotates the first R dimensions of x [M, heads, D] by the angles positions[m] * theta**(-2 i / R)."""
+    half = shape.rotary_dim // 2
+    frequencies = shape.rope_theta ** (-2.0 * np.arange(half) / max(shape.rotary_dim, 1))
+    angles = (positions[:, None] * frequencies)[:, None, :]
+    first, second, rest = np.split(x, [half, 2 * half], axis=-1)
+    turned = (
+        first * np.cos(angles) - second * np.sin(angles),
+        second * np.cos(angles) + first * np.sin(angles),
+    )
+    return np.concatenate([*turned, rest], axis=-1)
+
+
+def split_projection(
     proj: np.ndarray, shape: AttentionShape
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The joined projection [M, P] as queries and gates [M, Hq, D], keys and values [M, Hkv, D]."""
-    rows, dim = proj.shape[0], shape.head_dim
-    heads = proj[:, : shape.key_offset].reshape(rows, shape.query_heads, 2, dim)
-    keys = proj[:, shape.key_offset : shape.value_offset].reshape(rows, shape.kv_heads, dim)
-    values = proj[:, shape.value_offset :].reshape(rows, shape.kv_heads, dim)
-    return heads[:, :, 0], heads[:, :, 1], keys, values
+    """Queries and gates [M, Hq, D], keys and values [M, Hkv, D] of the joined projection [M, P]."""
+    tokens = proj.shape[0]
+    queries = proj[:, : shape.key_offset].reshape(tokens, shape.query_heads, 2, shape.head_dim)
+    keys = proj[:, shape.key_offset : shape.value_offset].reshape(tokens, shape.kv_heads, shape.head_dim)
+    values = proj[:, shape.value_offset :].reshape(tokens, shape.kv_heads, shape.head_dim)
+    return queries[:, :, 0], queries[:, :, 1], keys, values
+
+
+def rows(cache: KVCache, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values [Hkv, length, D] of a sequence, joined from both levels of the cache."""
+    tail = length % TAIL_ROWS
+    keys = np.concatenate([cache.keys[:, : length - tail], cache.tail_keys[:, :tail]], axis=1)
+    values = np.concatenate([cache.values[:, : length - tail], cache.tail_values[:, :tail]], axis=1)
+    return keys, values
+
+
+def make_cache(keys: np.ndarray, values: np.ndarray) -> KVCache:
+    """The cache of a sequence with these keys and values [Hkv, n, D]; undefined rows hold NaN."""
+    kv_heads, length, head_dim = keys.shape
+    tail = length % TAIL_ROWS
+    main_shape = (kv_heads, capacity_for(length - tail), head_dim)
+    tail_shape = (kv_heads, TAIL_ROWS, head_dim)
+    cache = KVCache(*(np.full(s, np.nan) for s in (main_shape, main_shape, tail_shape, tail_shape)))
+    cache.keys[:, : length - tail], cache.tail_keys[:, :tail] = (
+        keys[:, : length - tail],
+        keys[:, length - tail :],
+    )
+    cache.values[:, : length - tail], cache.tail_values[:, :tail] = (
+        values[:, : length - tail],
+        values[:, length - tail :],
+    )
+    return cache
+
+
+def attend(
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    position: int,
+    gate: np.ndarray,
+    shape: AttentionShape,
+) -> np.ndarray:
+    """sigmoid(gate) * softmax(q k^T / sqrt(D)) v for q [M, Hq, D]; row m sees the keys up to ``position`` + m."""
+    out = np.empty(q.shape)
+    for token in range(q.shape[0]):
+        seen = position + token + 1
+        for head in range(shape.query_heads):
+            kv_head = head // shape.group
+            scores = keys[kv_head, :seen] @ q[token, head] / np.sqrt(shape.head_dim)
+            weights = np.exp(scores - scores.max())
+            out[token, head] = weights @ values[kv_head, :seen] / weights.sum()
+    return (out / (1.0 + np.exp(-gate))).reshape(q.shape[0], -1)
 
 
 def prepare(
     proj: np.ndarray,
     q_norm: np.ndarray,
     k_norm: np.ndarray,
-    position: int,
+    position: np.ndarray,
     shape: AttentionShape,
     eps: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Normalised and rotated queries [M, Hq, D] and keys [M, Hkv, D] of tokens from `position` on."""
-    queries, _, keys, _ = split(proj, shape)
-    positions = position + np.arange(proj.shape[0])
-    return (
-        rope(rms_norm(queries, q_norm, eps), positions, shape),
-        rope(rms_norm(keys, k_norm, eps), positions, shape),
+    """Queries [M, Hq, D] and keys [M, Hkv, D] after RMSNorm and rotary embedding."""
+    queries, _, keys, _ = split_projection(proj, shape)
+    positions = int(position[0]) + np.arange(proj.shape[0])
+    return rope(rms_norm(queries, q_norm, eps), positions, shape), rope(
+        rms_norm(keys, k_norm, eps), positions, shape
     )
 
 
-def attention(
-    q: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
-    position: int,
+def step_prepare(
     proj: np.ndarray,
+    q_norm: np.ndarray,
+    k_norm: np.ndarray,
+    position: np.ndarray,
+    cache: KVCache,
     shape: AttentionShape,
-) -> np.ndarray:
-    """Causal attention of M tokens from `position` on, times the sigmoid of the output gate: [M, Hq * D].
+    eps: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Query [Hq, D] of one token, and the tail with its key and value."""
+    q, k = prepare(proj, q_norm, k_norm, position, shape, eps)
+    row = int(position[0]) % TAIL_ROWS
+    tail_keys, tail_values = cache.tail_keys.copy(), cache.tail_values.copy()
+    tail_keys[:, row] = k[0]
+    tail_values[:, row] = split_projection(proj, shape)[3][0]
+    return q[0], tail_keys, tail_values
 
-    Args:
-        q: [M, Hq, D]. keys, values: [position + M, Hkv, D]. proj: [M, P], whose gates are used.
-    """
-    _, gates, _, _ = split(proj, shape)
-    out = np.empty_like(q)
-    for row in range(q.shape[0]):
-        visible = position + row + 1
-        for head in range(shape.query_heads):
-            kv = head // shape.group
-            scores = keys[:visible, kv] @ q[row, head] / np.sqrt(shape.head_dim)
-            weights = np.exp(scores - scores.max())
-            out[row, head] = weights @ values[:visible, kv] / weights.sum()
-    return (out / (1 + np.exp(-gates))).reshape(q.shape[0], -1)
+
+def step_attention(
+    q: np.ndarray, cache: KVCache, position: np.ndarray, proj: np.ndarray, shape: AttentionShape
+) -> np.ndarray:
+    """Gated attention [1, Hq * D] of one token; its own key and value are in the tail already."""
+    before = int(position[0]) - int(position[0]) % TAIL_ROWS
+    tail = int(position[0]) % TAIL_ROWS + 1
+    keys = np.concatenate([cache.keys[:, :before], cache.tail_keys[:, :tail]], axis=1)
+    values = np.concatenate([cache.values[:, :before], cache.tail_values[:, :tail]], axis=1)
+    return attend(q[None], keys, values, int(position[0]), split_projection(proj, shape)[1], shape)
+
+
+def merge_tail(cache: KVCache, length: int) -> KVCache:
+    """The cache with its full tail moved to ``keys`` and ``values``."""
+    before = length - TAIL_ROWS
+    return make_cache(
+        np.concatenate([cache.keys[:, :before], cache.tail_keys], axis=1),
+        np.concatenate([cache.values[:, :before], cache.tail_values], axis=1),
+    )
+
+
+def append(
+    cache: KVCache, k: np.ndarray, proj: np.ndarray, position: np.ndarray, length: int, shape: AttentionShape
+) -> KVCache:
+    """The cache of ``length`` tokens with a chunk's keys and values behind them."""
+    keys, values = rows(cache, length)
+    new_values = split_projection(proj, shape)[3]
+    return make_cache(
+        np.concatenate([keys, k.transpose(1, 0, 2)], axis=1),
+        np.concatenate([values, new_values.transpose(1, 0, 2)], axis=1),
+    )
+
+
+def prefill_attention(
+    q: np.ndarray, cache: KVCache, position: np.ndarray, proj: np.ndarray, shape: AttentionShape
+) -> np.ndarray:
+    """Gated causal attention [M, Hq * D] of a chunk that is in the cache already."""
+    keys, values = rows(cache, int(position[0]) + q.shape[0])
+    return attend(q, keys, values, int(position[0]), split_projection(proj, shape)[1], shape)

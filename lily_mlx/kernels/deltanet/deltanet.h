@@ -99,6 +99,7 @@ inline float decay_gate(float a, float a_log, float dt_bias) {
 template <int COUNT>
 inline float inverse_length(const thread float* values) {
   float squares = 0.0f;
+#pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     squares = metal::fma(values[i], values[i], squares);
   }
@@ -108,6 +109,7 @@ inline float inverse_length(const thread float* values) {
 // Scales a normalised vector and rounds it to bfloat16.
 template <int COUNT>
 inline void scale_and_round(thread float* values, float factor) {
+#pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     values[i] = round_to_bfloat(values[i] * factor);
   }

@@ -50,6 +50,11 @@ def test_heads(heads):
     check(random_layer(2, heads, 5))
 
 
+def test_full_size():
+    """Every head of Qwen3.6-35B-A3B."""
+    check(random_layer(11, (16, 32), 3))
+
+
 def test_more_heads_than_one_simdgroup_of_gates():
     check(random_layer(3, (1, 33), 2))
 

@@ -63,6 +63,11 @@ def test_splits(split):
     check(*random_inputs(3, (1, 2), 7), split)
 
 
+def test_full_size():
+    """Every head of Qwen3.6-35B-A3B."""
+    check(*random_inputs(11, (16, 32), 2), GPU)
+
+
 def test_default_split():
     check(*random_inputs(4, (1, 2), 3), None)
 

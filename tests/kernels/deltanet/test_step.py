@@ -59,6 +59,11 @@ def test_splits(split):
     check(random_layer(2, (1, 2), 1), split)
 
 
+def test_full_size():
+    """Every head of Qwen3.6-35B-A3B."""
+    check(random_layer(9, (16, 32), 1), SPLITS["gpu"])
+
+
 def test_default_split():
     check(random_layer(3, (1, 2), 1), None)
 

@@ -100,7 +100,8 @@ def arrays_of(tree: Any) -> list[mx.array]:
 
 def with_arrays(tree: Tree, arrays: Iterable[mx.array]) -> Tree:
     """The same nesting with other arrays, in the order of `arrays_of`."""
-    return _rebuild(tree, iter(arrays))
+    rebuilt: Tree = _rebuild(tree, iter(arrays))
+    return rebuilt
 
 
 def _arrays(tree: Any) -> Iterator[mx.array]:

@@ -28,9 +28,7 @@ def checkpoint(tmp_path):
 
 def part(tensors: dict[str, mx.array], path: str, bits: int = 4, group_size: int = 64) -> np.ndarray:
     path = f"language_model.{path}"
-    return dense(
-        QuantizedWeight(*(tensors[f"{path}.{p}"] for p in ("weight", "scales", "biases")), bits, group_size)
-    )
+    return dense(QuantizedWeight(*(tensors[f"{path}.{p}"] for p in ("weight", "scales", "biases")), bits, group_size))
 
 
 def change(directory, edit) -> None:
@@ -254,9 +252,7 @@ class TestBrokenCheckpoints:
             tensors[f"{LAYER}.mlp.gate.weight"] = mx.zeros((8, 128), mx.bfloat16)
 
         change(checkpoint, edit)
-        with pytest.raises(
-            ValueError, match=r"layers\.0\.mlp\.gate\.weight is not quantised.*mlx_lm\.convert"
-        ):
+        with pytest.raises(ValueError, match=r"layers\.0\.mlp\.gate\.weight is not quantised.*mlx_lm\.convert"):
             Model.load(checkpoint)
 
     def test_hugging_face_checkpoint(self, checkpoint):

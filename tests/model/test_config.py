@@ -37,9 +37,7 @@ def test_text_config_reads_alike():
 @pytest.mark.parametrize(
     "spelling",
     [
-        pytest.param(
-            {"rope_parameters": None, "rope_theta": 1e7, "partial_rotary_factor": 0.25}, id="top-level"
-        ),
+        pytest.param({"rope_parameters": None, "rope_theta": 1e7, "partial_rotary_factor": 0.25}, id="top-level"),
         pytest.param({"rope_parameters": {"rope_theta": 1e7, "type": "default"}}, id="factor-by-default"),
         pytest.param({"rope_parameters": {"partial_rotary_factor": 0.25}, "rope_theta": 1e7}, id="mixed"),
     ],
@@ -61,17 +59,13 @@ def test_rope_spellings_read_alike(spelling):
         pytest.param({"hidden_size": None}, "hidden_size is null", id="missing"),
         pytest.param({"num_experts": 0}, "num_experts is 0", id="dense-model"),
         pytest.param({"num_experts_per_tok": 9}, "num_experts_per_tok is 9", id="top-k"),
-        pytest.param(
-            {"shared_expert_intermediate_size": 128}, "shared_expert_intermediate_size", id="shared-expert"
-        ),
+        pytest.param({"shared_expert_intermediate_size": 128}, "shared_expert_intermediate_size", id="shared-expert"),
         pytest.param({"hidden_act": "gelu"}, 'hidden_act is "gelu"', id="activation"),
         pytest.param({"attention_bias": True}, "attention_bias is true", id="bias"),
         pytest.param({"attn_output_gate": False}, "attn_output_gate", id="output-gate"),
         pytest.param({"mlp_only_layers": [1]}, "mlp_only_layers", id="dense-layers"),
         pytest.param({"layer_types": ["full_attention"] * 4}, "layer_types", id="layer-types"),
-        pytest.param(
-            {"rope_parameters": {"rope_theta": 1e7, "rope_type": "yarn"}}, "yarn", id="rope-scaling"
-        ),
+        pytest.param({"rope_parameters": {"rope_theta": 1e7, "rope_type": "yarn"}}, "yarn", id="rope-scaling"),
         pytest.param({"rope_parameters": None}, "rope_theta is null", id="no-theta"),
         pytest.param({"quantization": None}, "mlx_lm.convert", id="not-quantised"),
         pytest.param({"quantization": {"mode": "mxfp4", "bits": 4}}, "mxfp4", id="quantisation-mode"),

@@ -22,6 +22,7 @@ from tests.support import round_bf16, to_numpy
 WINDOW = 512  # positions of one comparison; every window starts a new sequence
 MAX_LOGIT_ERROR = 0.02  # of the range of mlx_lm's logits
 MIN_AGREEMENT = 0.99
+SMALL_ROUTER_GAP = 0.01  # between the last chosen and the first other expert: rounding may swap the two
 SMALL_GAP = 0.05  # between mlx_lm's best two logits, below which the choice is a matter of rounding
 GREEDY = make_sampling()
 
@@ -49,9 +50,7 @@ def prompts(theirs) -> list[list[int]]:
     tokenizer = theirs[1]
     speeches = [s for s in held_out_text().split("\n\n") if s.strip()]
     plain = [
-        tokenizer.encode("\n\n".join(speeches[8 * i : 8 * i + 1 + i // 3]), add_special_tokens=False)[
-            : 3 + 16 * i
-        ]
+        tokenizer.encode("\n\n".join(speeches[8 * i : 8 * i + 1 + i // 3]), add_special_tokens=False)[: 3 + 16 * i]
         for i in range(10)
     ]
     chats = [
@@ -65,6 +64,35 @@ def prompts(theirs) -> list[list[int]]:
 
 def their_logits(model, tokens: list[int]) -> np.ndarray:
     return to_numpy(model(mx.array(tokens)[None])[0])
+
+
+def their_logits_and_router_gaps(model, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Logits at each position, and how far the router there is from another choice.
+
+    That is the smallest distance, over the layers, between its logits of the last chosen expert and of the first one
+    that is not chosen.
+    """
+    blocks = [layer.mlp for layer in model.layers]
+    gates = [block.gate for block in blocks]
+    seen: list[mx.array] = []
+    try:
+        for block, gate in zip(blocks, gates, strict=True):
+            block.gate = recorded(gate, seen)
+        logits = their_logits(model, tokens)
+    finally:
+        for block, gate in zip(blocks, gates, strict=True):
+            block.gate = gate
+    top_k = blocks[0].top_k
+    ranked = [np.sort(to_numpy(router)[0], axis=-1)[:, ::-1] for router in seen]
+    return logits, np.min([r[:, top_k - 1] - r[:, top_k] for r in ranked], axis=0)
+
+
+def recorded(function, results: list[mx.array]):
+    def call(x):
+        results.append(function(x))
+        return results[-1]
+
+    return call
 
 
 def gap(logits: np.ndarray) -> float:
@@ -95,23 +123,27 @@ def test_greedy_tokens_equal_mlx_lms(ours, theirs, prompts, index):
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         if a != b:
             distance = gap(to_numpy(steps[i][1]))
-            print(
-                f"prompt {index}: token {i} differs where mlx_lm's best two logits are {distance:.3f} apart"
-            )
+            print(f"prompt {index}: token {i} differs where mlx_lm's best two logits are {distance:.3f} apart")
             assert distance < SMALL_GAP
             break
 
 
 @pytest.mark.parametrize("index", range(20))
 def test_prompt_logits_are_mlx_lms(ours, theirs, prompts, index):
-    want = their_logits(theirs[0], prompts[index])
-    error = np.abs(to_numpy(ours.logits(prompts[index])) - want).max() / (want.max() - want.min())
-    print(f"prompt {index}: logits differ by {error:.4f} of their range")
-    assert error < MAX_LOGIT_ERROR
+    want, router_gaps = their_logits_and_router_gaps(theirs[0], prompts[index])
+    difference = np.abs(to_numpy(ours.logits(prompts[index])) - want).max(-1)
+    error = difference / (want.max() - want.min())
+    ties = router_gaps < SMALL_ROUTER_GAP
+    print(
+        f"prompt {index}: logits differ by {error[~ties].max():.4f} of their range, by "
+        f"{error[ties].max(initial=0):.4f} at {ties.sum()} of {len(ties)} positions where experts tie"
+    )
+    assert error[~ties].max() < MAX_LOGIT_ERROR
+    assert (error >= MAX_LOGIT_ERROR).sum() <= 1  # a tie that fell the other way
 
 
 @pytest.mark.parametrize(
-    "windows", [pytest.param(3, id="3-windows"), pytest.param(None, id="all", marks=pytest.mark.slow)]
+    "windows", [pytest.param(2, id="2-windows"), pytest.param(None, id="all", marks=pytest.mark.slow)]
 )
 def test_top_token_agrees_with_mlx_lm_on_held_out_text(ours, theirs, held_out, windows):
     agree = total = 0
@@ -127,7 +159,7 @@ def test_top_token_agrees_with_mlx_lm_on_held_out_text(ours, theirs, held_out, w
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(300, id="300-positions"),
+        pytest.param(200, id="200-positions"),
         pytest.param(4096, id="4096-positions", marks=pytest.mark.slow),
     ],
 )

@@ -17,9 +17,7 @@ BITS = (2, 3, 4, 5, 6, 8)
 
 def dense(weight: QuantizedWeight) -> np.ndarray:
     scales, biases = weight.scales.astype(mx.float32), weight.biases.astype(mx.float32)
-    return to_numpy(
-        mx.dequantize(weight.weight, scales, biases, group_size=weight.group_size, bits=weight.bits)
-    )
+    return to_numpy(mx.dequantize(weight.weight, scales, biases, group_size=weight.group_size, bits=weight.bits))
 
 
 @pytest.mark.parametrize("bits", BITS)

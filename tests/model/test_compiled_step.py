@@ -1,0 +1,73 @@
+"""The compiled step: when it is traced, and what it returns. Kernels are replaced by zeros of their outputs' shapes,
+because without a GPU MLX accepts Metal kernels only while it exports a graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+
+from lily_mlx.engine import Engine, make_sampling
+from lily_mlx.metal import backend, use_backend
+from lily_mlx.model import Model, ModelConfig, arrays_of
+from lily_mlx.model import model as model_module
+from lily_mlx.model.abstract import abstract_weights
+
+from . import synthetic
+from .test_trace import grown
+
+
+@pytest.fixture(autouse=True)
+def no_kernels(monkeypatch):
+    def launch(launch):
+        return [mx.zeros(s, d) for s, d in zip(launch.output_shapes, launch.output_dtypes, strict=True)]
+
+    monkeypatch.setattr(backend, "launcher", lambda name: launch)
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """Counts how often the step is traced."""
+    count = []
+    decode_step = model_module.decode_step
+
+    def counted(*arguments):
+        count.append(1)
+        return decode_step(*arguments)
+
+    monkeypatch.setattr(model_module, "decode_step", counted)
+    return count
+
+
+@pytest.fixture
+def model():
+    config = ModelConfig.from_dict(synthetic.config())
+    return Model(config, abstract_weights(config))
+
+
+def first_state(model):
+    return replace(Engine(model).empty(), token=mx.zeros(1, mx.uint32))
+
+
+def test_step_is_traced_once_for_each_capacity(model, traces):
+    engine, sampling, state = Engine(model), make_sampling(), first_state(model)
+    with use_backend("metal", tracing=True):
+        for _ in range(3):
+            state = engine.step(state, sampling)
+        engine.step(state, make_sampling(0.7, seed=5))
+        assert len(traces) == 1
+        model.step(state.token, state.position, grown(state.caches, 512), sampling)
+        assert len(traces) == 2
+
+
+def test_step_keeps_shapes_and_dtypes(model):
+    sampling, before = make_sampling(), first_state(model)
+    with use_backend("metal", tracing=True):
+        after = Engine(model).step(before, sampling)
+    assert after.length == 1
+    assert (after.token.shape, after.token.dtype) == ((1,), mx.uint32)
+    assert (after.position.shape, after.position.dtype) == ((1,), mx.int32)
+    assert (after.logits.shape, after.logits.dtype) == ((1, model.config.vocab_size), mx.float32)
+    for old, new in zip(arrays_of(before.caches), arrays_of(after.caches), strict=True):
+        assert (old.shape, old.dtype) == (new.shape, new.dtype)

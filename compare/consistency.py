@@ -125,9 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     gate = results.Gate()
     check(gate, rows[0])  # type: ignore[arg-type]
     if not arguments.no_write:
-        path = results.write(
-            "consistency", rows, seed=arguments.seed, gate=gate, name=arguments.model, article=ARTICLE
-        )
+        path = results.write("consistency", rows, seed=arguments.seed, gate=gate, name=arguments.model, article=ARTICLE)
         print(f"wrote {path}", file=sys.stderr)
     if arguments.json:
         print(json.dumps({key: rows[0][key] for key in rows[0] if key not in ("engine", "baseline")}))

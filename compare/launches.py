@@ -85,8 +85,7 @@ def minimum_bytes(context: int) -> dict[str, int]:
         "routed experts": layers * packed(3 * text["num_experts_per_tok"] * size * hidden),
         "gated deltanet projections": (layers - attention_layers) * packed((delta_rows + values) * hidden),
         "lm_head": packed(text["vocab_size"] * hidden),
-        "attention projections": attention_layers
-        * packed((2 * heads * dim + 2 * kv * dim + heads * dim) * hidden),
+        "attention projections": attention_layers * packed((2 * heads * dim + 2 * kv * dim + heads * dim) * hidden),
         "shared experts": layers * packed(3 * size * hidden),
         "routers": layers * packed((text["num_experts"] + 1) * hidden, bits=8),
         "gated deltanet state": (layers - attention_layers) * 2 * values * text["linear_key_head_dim"] * 4,
@@ -127,9 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--context", type=int, default=4096, help="tokens cached before the step")
     parser.add_argument("--chunk", type=int, default=2048, help="rows of the prefill chunk")
     parser.add_argument("--bandwidth", type=float, help="the device's measured bandwidth, bytes per second")
-    parser.add_argument(
-        "--step-ms", type=float, help="a measured decode step, to give its share of the floor"
-    )
+    parser.add_argument("--step-ms", type=float, help="a measured decode step, to give its share of the floor")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--no-write", action="store_true", help="do not write a result file")
     options = parser.parse_args(argv)
@@ -163,9 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     lines += [[name, "decode", v["launches"], v["stages"], None, None] for name, v in PUBLISHED.items()]
     print(results.table(["engine", "phase", "launches", "stages", "GB moved", "other operations"], lines))
-    print(
-        f"\nLeast bytes of a decode step at context {options.context:,}: {sum(least.values()) / 1e9:.3f} GB"
-    )
+    print(f"\nLeast bytes of a decode step at context {options.context:,}: {sum(least.values()) / 1e9:.3f} GB")
     if floor is not None:
         print(f"Floor at {options.bandwidth / 1e9:,.0f} GB/s: {floor:.3f} ms")
         if options.step_ms:

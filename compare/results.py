@@ -64,12 +64,8 @@ class Gate:
         if self.is_green:
             return
         failed = [check for check in self.checks if not check["passed"]]
-        reasons = "; ".join(
-            f"{c['name']} = {c['value']} (limit {c.get('limit', c.get('least'))})" for c in failed
-        )
-        raise GateError(
-            f"no speed is reported, the correctness gate is red: {reasons or 'nothing was checked'}"
-        )
+        reasons = "; ".join(f"{c['name']} = {c['value']} (limit {c.get('limit', c.get('least'))})" for c in failed)
+        raise GateError(f"no speed is reported, the correctness gate is red: {reasons or 'nothing was checked'}")
 
 
 def spread(values: Sequence[float]) -> float:
@@ -138,9 +134,7 @@ def command() -> str:
     return shlex.join(["python", Path(arguments[0]).name, *arguments[1:]])
 
 
-def document(
-    kind: str, rows: Sequence[Mapping[str, Any]], *, seed: int, gate: Gate, **extra: Any
-) -> dict[str, Any]:
+def document(kind: str, rows: Sequence[Mapping[str, Any]], *, seed: int, gate: Gate, **extra: Any) -> dict[str, Any]:
     """A result as it is written: the schema that every reader of `compare/results` relies on."""
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
@@ -182,9 +176,7 @@ def write(
     result = document(kind, rows, seed=seed, gate=gate, **extra)
     directory = directory or Path(os.environ.get("LILY_MLX_RESULTS", RESULTS))
     directory.mkdir(parents=True, exist_ok=True)
-    stem = "-".join(
-        part for part in (result["date"][:19].replace(":", "").replace("T", "-"), kind, name) if part
-    )
+    stem = "-".join(part for part in (result["date"][:19].replace(":", "").replace("T", "-"), kind, name) if part)
     path = directory / f"{stem}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
@@ -199,22 +191,14 @@ def read_all(directory: Path = RESULTS) -> list[dict[str, Any]]:
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table in Markdown, with numbers aligned right."""
     cells = [[_cell(value) for value in row] for row in rows]
-    widths = [
-        max(len(h), *(len(row[i]) for row in cells)) if cells else len(h) for i, h in enumerate(headings)
-    ]
-    numeric = [
-        all(isinstance(row[i], (int, float)) or row[i] is None for row in rows) for i in range(len(headings))
-    ]
+    widths = [max(len(h), *(len(row[i]) for row in cells)) if cells else len(h) for i, h in enumerate(headings)]
+    numeric = [all(isinstance(row[i], (int, float)) or row[i] is None for row in rows) for i in range(len(headings))]
 
     def line(values: Sequence[str]) -> str:
         pads = (v.rjust(w) if n else v.ljust(w) for v, w, n in zip(values, widths, numeric, strict=True))
         return "| " + " | ".join(pads) + " |"
 
-    rule = (
-        "|"
-        + "|".join("-" * (w + 1) + (":" if n else "-") for w, n in zip(widths, numeric, strict=True))
-        + "|"
-    )
+    rule = "|" + "|".join("-" * (w + 1) + (":" if n else "-") for w, n in zip(widths, numeric, strict=True)) + "|"
     return "\n".join([line(headings), rule, *(line(row) for row in cells)])
 
 
@@ -229,7 +213,5 @@ def _cell(value: object) -> str:
         magnitude = abs(value)
         if magnitude and magnitude < 0.01:
             return f"{value:.1e}"
-        return (
-            f"{value:,.0f}" if magnitude >= 1000 else f"{value:,.1f}" if magnitude >= 100 else f"{value:.2f}"
-        )
+        return f"{value:,.0f}" if magnitude >= 1000 else f"{value:,.1f}" if magnitude >= 100 else f"{value:.2f}"
     return str(value)

@@ -16,14 +16,10 @@ VALUE_DEVIATION = 1.0
 STATE_DEVIATION = 0.02
 
 
-def keys_and_values(
-    layer: int, length: int, kv_heads: int, head_dim: int, seed: int
-) -> tuple[mx.array, mx.array]:
+def keys_and_values(layer: int, length: int, kv_heads: int, head_dim: int, seed: int) -> tuple[mx.array, mx.array]:
     """Keys and values of one attention layer, bfloat16 [Hkv, length, D]."""
     shape = (kv_heads, length, head_dim)
-    keys, values = (
-        mx.random.normal(shape, dtype=mx.bfloat16, key=mx.random.key(seed + 4 * layer + i)) for i in (0, 1)
-    )
+    keys, values = (mx.random.normal(shape, dtype=mx.bfloat16, key=mx.random.key(seed + 4 * layer + i)) for i in (0, 1))
     return KEY_DEVIATION * keys, VALUE_DEVIATION * values
 
 

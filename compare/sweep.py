@@ -31,9 +31,7 @@ def order(engines: Sequence[str], rounds: int) -> list[str]:
     return [engine for i in range(rounds) for engine in (engines if i % 2 == 0 else reversed(engines))]
 
 
-def run_arm(
-    engine: str, phase: str, lengths: Sequence[int], options: argparse.Namespace
-) -> list[dict[str, Any]]:
+def run_arm(engine: str, phase: str, lengths: Sequence[int], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Runs one arm in a fresh process and returns its rows."""
     command = [sys.executable, "-m", "compare.arm", "--engine", engine, "--phase", phase]
     command += ["--model", options.model, "--steps", str(options.steps), "--seed", str(options.seed)]
@@ -107,9 +105,7 @@ def as_table(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for phase, length in sorted({(r["phase"], r["length"]) for r in rows}):
         speed = {r["engine"]: r["tokens_per_s"] for r in rows if (r["phase"], r["length"]) == (phase, length)}
-        ratios = [
-            speed["lily_mlx"] / speed[b] if b in speed and "lily_mlx" in speed else None for b in baselines
-        ]
+        ratios = [speed["lily_mlx"] / speed[b] if b in speed and "lily_mlx" in speed else None for b in baselines]
         lines.append([phase, length, *(speed.get(e) for e in engines), *ratios])
     return results.table(["phase", "length", *engines, *(f"ratio to {b}" for b in baselines)], lines)
 
@@ -124,9 +120,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--synthetic-context", action="store_true", help="random caches instead of a prefill")
     parser.add_argument("--baseline-limit", type=int, help="longest prompt of the baselines' prefill")
-    parser.add_argument(
-        "--process", choices=("length", "engine"), default="length", help="fresh process for each"
-    )
+    parser.add_argument("--process", choices=("length", "engine"), default="length", help="fresh process for each")
     parser.add_argument("--cooldown", type=float, default=0.0, help="seconds of rest before each process")
     parser.add_argument("--drift", type=float, default=DEFAULT_DRIFT, help="largest spread between rounds")
     parser.add_argument("--gate-positions", type=int, default=64)
@@ -151,9 +145,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(as_table(rows))
     if not options.no_write:
         settings = {k: v for k, v in vars(options).items() if k != "no_write"}
-        path = results.write(
-            "sweep", rows, seed=options.seed, gate=gate, name=options.model, settings=settings
-        )
+        path = results.write("sweep", rows, seed=options.seed, gate=gate, name=options.model, settings=settings)
         print(f"wrote {path}", file=sys.stderr)
 
 

@@ -52,9 +52,7 @@ def _quantized_part(
 ) -> mx.array:
     if part == "weight":
         # `randint` draws from 24-bit floats, so a word is made of two halves.
-        high, low = (
-            mx.random.randint(0, 2**16, like.shape, dtype=mx.uint32, key=k) for k in mx.random.split(key)
-        )
+        high, low = (mx.random.randint(0, 2**16, like.shape, dtype=mx.uint32, key=k) for k in mx.random.split(key))
         return (high << 16) | low
     settings = {**config["quantization"], **(config["quantization"].get(path) or {})}
     bits = settings["bits"]

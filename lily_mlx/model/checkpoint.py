@@ -37,19 +37,20 @@ _FLOATS = (mx.bfloat16, mx.float16, mx.float32)
 _CONVERT = "Convert it first: mlx_lm.convert --hf-path <model> -q"
 
 
-def load_weights(directory: Path, config: ModelConfig) -> ModelWeights:
+def load_weights(directory: Path, config: ModelConfig, arrays: Mapping[str, mx.array] | None = None) -> ModelWeights:
     """Reads all weights of a checkpoint.
 
     Args:
         directory: holds `model*.safetensors`, with an index if there are several.
         config: the checkpoint's configuration; every tensor must have the shape that it implies.
+        arrays: the checkpoint's tensors by name, where they are in memory and not in files.
 
     Raises:
         FileNotFoundError: a weight file is missing.
         ValueError: a file is truncated, or tensors are missing, unexpected, misshapen or in an encoding
             that the kernels do not read; one message names all of them.
     """
-    tensors = CheckpointTensors(directory)
+    tensors = CheckpointTensors(directory, arrays)
     encodings = _check(directory, tensors, config)
     return assemble(tensors, encodings, config, mx.eval)
 
@@ -251,7 +252,5 @@ class _Assembler:
         array = self._tensors.take(name)
         if array.dtype != mx.bfloat16 and not self._rounded:
             self._rounded = True
-            logger.warning(
-                "norms or scales in %s are rounded to bfloat16", str(array.dtype).rpartition(".")[2]
-            )
+            logger.warning("norms or scales in %s are rounded to bfloat16", str(array.dtype).rpartition(".")[2])
         return array.astype(mx.bfloat16)

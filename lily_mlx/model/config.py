@@ -261,6 +261,4 @@ class _Fields:
             return
         want = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)]
         if list(types) != want:
-            self.reject(
-                "layer_types", types, f"full_attention every {interval} layers, {layers} layers in all"
-            )
+            self.reject("layer_types", types, f"full_attention every {interval} layers, {layers} layers in all")

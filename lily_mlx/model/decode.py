@@ -91,9 +91,7 @@ def deltanet_step(
     """Gated DeltaNet with its residual: x bfloat16 [1, H] to the same. 3 launches."""
     shape, eps = config.deltanet, config.norm_eps
     proj = norm_project(x, weights.in_norm, weights.in_proj, eps)
-    y, conv, state = deltanet.step(
-        proj, cache.conv, cache.state, weights.conv, weights.a_log, weights.dt_bias, shape
-    )
+    y, conv, state = deltanet.step(proj, cache.conv, cache.state, weights.conv, weights.a_log, weights.dt_bias, shape)
     x = gated_norm_project_add(y, proj, shape.z_offset, weights.out_norm, weights.out_proj, x, eps)
     return x, DeltaNetCache(conv, state)
 

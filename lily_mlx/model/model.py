@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,20 @@ class Model:
         config = ModelConfig.from_dict(read_config(directory))
         return cls(config, load_weights(directory, config))
 
+    @classmethod
+    def from_arrays(cls, settings: Mapping[str, Any], arrays: Mapping[str, mx.array]) -> Model:
+        """A model from tensors in memory, which `arrays` keeps as well.
+
+        Args:
+            settings: the contents of config.json.
+            arrays: tensors by their names in an MLX checkpoint.
+
+        Raises:
+            ValueError: see `load`.
+        """
+        config = ModelConfig.from_dict(dict(settings))
+        return cls(config, load_weights(Path("memory"), config, arrays))
+
     @property
     def arrays(self) -> list[mx.array]:
         """All weight arrays."""
@@ -66,9 +80,7 @@ class Model:
             token: mx.array, position: mx.array, parameters: mx.array, seed: mx.array, *caches: mx.array
         ) -> list[mx.array]:
             sampling = Sampling(parameters, seed)
-            output = decode_step(
-                self.weights, self.config, token, position, with_arrays(like, caches), sampling
-            )
+            output = decode_step(self.weights, self.config, token, position, with_arrays(like, caches), sampling)
             return [output.token, output.position, output.logits, *arrays_of(output.caches)]
 
         return mx.compile(step)

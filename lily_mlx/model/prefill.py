@@ -54,9 +54,7 @@ def deltanet_chunk(
     """Gated DeltaNet with its residual: x bfloat16 [M, H] to the same."""
     shape, eps = config.deltanet, config.norm_eps
     proj = matmul(rms_norm(x, weights.in_norm, eps), weights.in_proj)
-    q, k, v, decay, beta, conv = deltanet.prepare(
-        proj, cache.conv, weights.conv, weights.a_log, weights.dt_bias, shape
-    )
+    q, k, v, decay, beta, conv = deltanet.prepare(proj, cache.conv, weights.conv, weights.a_log, weights.dt_bias, shape)
     y, state = deltanet.scan(q, k, v, decay, beta, cache.state, shape)
     y = deltanet.gated_norm(y, proj, weights.out_norm, shape, eps)
     return matmul(y, weights.out_proj, residual=x), DeltaNetCache(conv, state)

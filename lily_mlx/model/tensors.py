@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import mlx.core as mx
@@ -38,18 +39,21 @@ class CheckpointTensors:
     Opening reads only the headers of the files. `take` hands out each tensor once and keeps nothing, so
     memory holds what the caller holds.
 
+    Args:
+        directory: holds the files.
+        arrays: tensors by name that stand for the files' contents, if they are in memory already.
+
     Raises:
         FileNotFoundError: no weights, or a file that the index names is missing.
         ValueError: a file is truncated or is not in safetensors format, or two tensors have one name.
     """
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, arrays: Mapping[str, mx.array] | None = None):
         self._arrays: dict[str, mx.array] = {}
         self.original_names: dict[str, str] = {}
         ignored: dict[str, int] = {}
-        for path in weight_files(directory):
-            _check_file(path)
-            for name, array in mx.load(str(path), format="safetensors").items():
+        for path in weight_files(directory) if arrays is None else [directory]:
+            for name, array in (_read_file(path) if arrays is None else arrays).items():
                 canonical = canonical_name(name)
                 reason = _IGNORED.get(canonical.split(".")[0])
                 if reason is not None:
@@ -98,14 +102,12 @@ def weight_files(directory: Path) -> list[Path]:
         raise ValueError(f"{index} is not a safetensors index: {error!r}") from error
     missing = [str(path) for path in files if not path.exists()]
     if missing:
-        raise FileNotFoundError(
-            f"{index.name} names files that are missing: {', '.join(missing)}. Download them again"
-        )
+        raise FileNotFoundError(f"{index.name} names files that are missing: {', '.join(missing)}. Download them again")
     return files
 
 
-def _check_file(path: Path) -> None:
-    """Compares a file's header with its length, which MLX does only when it reads the data."""
+def _read_file(path: Path) -> dict[str, mx.array]:
+    """A file's tensors, unread. Compares header and length, which MLX does only when it reads the data."""
     try:
         with safe_open(path, framework="np"):
             pass
@@ -113,3 +115,4 @@ def _check_file(path: Path) -> None:
         raise ValueError(
             f"{path} is truncated or not a safetensors file ({error}). Download or convert it again"
         ) from error
+    return mx.load(str(path), format="safetensors")  # type: ignore[return-value]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .shape import TAIL_ROWS
 
@@ -10,6 +10,10 @@ from .shape import TAIL_ROWS
 # contexts, large ones keep the partial results small next to the cache at long ones.
 _PART_ROWS = ((4096, 64), (16384, 128), (65536, 256))
 _LARGEST_PART_ROWS = 512
+
+# A prefill of few rows shares the keys between threadgroups until there are about so many of them.
+_PREFILL_THREADGROUPS = 128
+_SMALLEST_PART_KEYS = 512
 
 
 @dataclass(frozen=True)
@@ -67,18 +71,49 @@ def parts_plan(capacity: int, group: int) -> PartsPlan:
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """Tiles of `prefill_attention`: ``rows`` query rows (position, head) against ``keys`` keys at a time.
+    """Tiles of `prefill_attention`.
 
-    ``slice`` dimensions of the keys or values are in threadgroup memory at once.
+    A threadgroup takes ``simdgroups`` x ``simdgroup_rows`` query rows (position, head) against ``keys`` keys at a
+    time. With ``part_keys`` the keys are shared between threadgroups in parts of so many, a multiple of ``keys``.
     """
 
-    rows: int
-    keys: int
-    slice: int
-    threads: int = 128
+    simdgroup_rows: int
+    simdgroups: int
+    keys: int = 32
+    part_keys: int | None = None
+
+    @property
+    def threads(self) -> int:
+        """Threads of a threadgroup."""
+        return 32 * self.simdgroups
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a threadgroup."""
+        return self.simdgroups * self.simdgroup_rows
+
+    def blocks(self, rows: int) -> int:
+        """Blocks of ``rows`` query rows."""
+        return -(-rows // self.rows)
+
+    def parts(self, capacity: int) -> int:
+        """Parts of the keys of a cache of ``capacity`` rows and its tail."""
+        return -(-(capacity + TAIL_ROWS) // self.part_keys) if self.part_keys else 1
 
 
-def prefill_plan(head_dim: int) -> PrefillPlan:
-    """The plan for one head size: queries, a slice of keys and scores must fit 32 KB of threadgroup memory."""
-    widest = next(width for width in (128, 64, 32) if head_dim % width == 0)
-    return PrefillPlan(rows=32 if head_dim <= 256 else 16, keys=32, slice=widest)
+def prefill_plan(rows: int, kv_heads: int, capacity: int, wide: bool) -> PrefillPlan:
+    """The plan for ``rows`` query rows of each KV head.
+
+    Args:
+        rows: tokens times query heads of a KV head.
+        kv_heads: KV heads.
+        capacity: rows of the cache.
+        wide: matrix instructions work on 16 rows (NVIDIA) and not on 8 (Apple), where half as many sums in a lane's
+            registers leave room for more simdgroups.
+    """
+    plan = PrefillPlan(simdgroup_rows=16, simdgroups=4) if wide else PrefillPlan(simdgroup_rows=8, simdgroups=8)
+    parts = _PREFILL_THREADGROUPS // (plan.blocks(rows) * kv_heads)
+    if parts < 2 or capacity < 2 * _SMALLEST_PART_KEYS:
+        return plan
+    part_keys = -(-(capacity + TAIL_ROWS) // (parts * TAIL_ROWS)) * TAIL_ROWS
+    return replace(plan, part_keys=max(part_keys, _SMALLEST_PART_KEYS))

@@ -6,10 +6,11 @@ import math
 
 import mlx.core as mx
 
-from lily_mlx.metal import Kernel
+from lily_mlx.metal import Kernel, current_backend
 
 from . import policy
 from .checks import check_array, check_cache, check_norms, check_position, check_rows
+from .decode import combine
 from .rope import turns_per_position
 from .shape import TAIL_ROWS, AttentionShape, KVCache
 
@@ -20,16 +21,21 @@ _PREPARE = Kernel(
     body="kernels/attention/prepare.metal",
     headers=("kernels/attention/head.h",),
 )
+_INPUTS = ("q", "keys", "values", "tail_keys", "tail_values", "position")
+_HEADERS = ("metal/include/fragment.h", "metal/include/tile.h", "kernels/attention/causal.h")
 _ATTENTION = Kernel(
     name="attention_prefill",
-    inputs=("q", "keys", "values", "tail_keys", "tail_values", "position", "proj"),
+    inputs=(*_INPUTS, "proj"),
     outputs=("out",),
     body="kernels/attention/prefill_attention.metal",
-    headers=(
-        "metal/include/fragment.h",
-        "metal/include/tile.h",
-        "kernels/attention/key_value_rows.h",
-    ),
+    headers=_HEADERS,
+)
+_PARTS = Kernel(
+    name="attention_prefill_parts",
+    inputs=_INPUTS,
+    outputs=("partial", "stats"),
+    body="kernels/attention/prefill_parts.metal",
+    headers=_HEADERS,
 )
 _PREPARE_SIMDGROUPS = 4
 
@@ -81,7 +87,12 @@ def prepare(
 
 
 def prefill_attention(
-    q: mx.array, cache: KVCache, position: mx.array, proj: mx.array, shape: AttentionShape
+    q: mx.array,
+    cache: KVCache,
+    position: mx.array,
+    proj: mx.array,
+    shape: AttentionShape,
+    plan: policy.PrefillPlan | None = None,
 ) -> mx.array:
     """Causal attention of a chunk over all tokens up to each of its own, times the sigmoid of the output gate.
 
@@ -91,9 +102,10 @@ def prefill_attention(
         position: int32 [1], tokens before the chunk.
         proj: bfloat16 [M, P], the joined projection (its gate columns).
         shape: the layer's shape.
+        plan: tiles, and whether the keys are shared; None: by M and the capacity.
 
     Returns:
-        bfloat16 [M, Hq * D], rounded once, after the gate. One launch.
+        bfloat16 [M, Hq * D], rounded once, after the gate. One launch, or two for few rows over a long cache.
 
     Raises:
         ValueError: wrong shape or dtype.
@@ -103,24 +115,39 @@ def prefill_attention(
     check_cache(where, cache, shape.kv_heads, shape.head_dim)
     check_position(where, position)
     check_array(where, "proj", proj, (tokens, shape.projection_width), mx.bfloat16)
-    plan = policy.prefill_plan(shape.head_dim)
-    blocks = -(-tokens * shape.group // plan.rows)
-    (out,) = _ATTENTION(
-        [q, cache.keys, cache.values, cache.tail_keys, cache.tail_values, position, proj],
-        template={
-            "HQ": shape.query_heads,
-            "G": shape.group,
-            "D": shape.head_dim,
-            "P": shape.projection_width,
-            "TAIL": TAIL_ROWS,
-            "ROWS": plan.rows,
-            "KEYS": plan.keys,
-            "SLICE": plan.slice,
-            "SCALE": math.log2(math.e) / math.sqrt(shape.head_dim),
-        },
-        grid=(blocks * plan.threads, shape.kv_heads, 1),
+    rows = tokens * shape.group
+    plan = plan or policy.prefill_plan(rows, shape.kv_heads, cache.capacity, wide=current_backend() == "cuda")
+    inputs = [q, cache.keys, cache.values, cache.tail_keys, cache.tail_values, position]
+    template = {
+        "HQ": shape.query_heads,
+        "G": shape.group,
+        "D": shape.head_dim,
+        "TAIL": TAIL_ROWS,
+        "M": plan.simdgroup_rows,
+        "SIMDGROUPS": plan.simdgroups,
+        "KEYS": plan.keys,
+        "COLUMNS": 64 if shape.head_dim % 64 == 0 else 32,
+        "SCALE": math.log2(math.e) / math.sqrt(shape.head_dim),
+    }
+    blocks = plan.blocks(rows)
+    if plan.part_keys is None:
+        (out,) = _ATTENTION(
+            [*inputs, proj],
+            template=template | {"P": shape.projection_width},
+            grid=(shape.kv_heads * plan.threads, blocks, 1),
+            threadgroup=(plan.threads, 1, 1),
+            output_shapes=[(tokens, shape.query_heads * shape.head_dim)],
+            output_dtypes=[mx.bfloat16],
+        )
+        return out
+    parts = plan.parts(cache.capacity)
+    outputs = tokens * shape.query_heads
+    partial, stats = _PARTS(
+        inputs,
+        template=template | {"PART": plan.part_keys},
+        grid=(shape.kv_heads * plan.threads, blocks, parts),
         threadgroup=(plan.threads, 1, 1),
-        output_shapes=[(tokens, shape.query_heads * shape.head_dim)],
-        output_dtypes=[mx.bfloat16],
+        output_shapes=[(outputs, parts, shape.head_dim), (outputs, parts, 2)],
+        output_dtypes=[mx.float32, mx.float32],
     )
-    return out
+    return combine(partial, stats, proj, shape)

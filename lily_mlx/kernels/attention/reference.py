@@ -41,9 +41,7 @@ def rope(x: np.ndarray, positions: np.ndarray, shape: AttentionShape) -> np.ndar
     return np.concatenate([*turned, rest], axis=-1)
 
 
-def split_projection(
-    proj: np.ndarray, shape: AttentionShape
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def split_projection(proj: np.ndarray, shape: AttentionShape) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Queries and gates [M, Hq, D], keys and values [M, Hkv, D] of the joined projection [M, P]."""
     tokens = proj.shape[0]
     queries = proj[:, : shape.key_offset].reshape(tokens, shape.query_heads, 2, shape.head_dim)
@@ -109,9 +107,7 @@ def prepare(
     """Queries [M, Hq, D] and keys [M, Hkv, D] after RMSNorm and rotary embedding."""
     queries, _, keys, _ = split_projection(proj, shape)
     positions = int(position[0]) + np.arange(proj.shape[0])
-    return rope(rms_norm(queries, q_norm, eps), positions, shape), rope(
-        rms_norm(keys, k_norm, eps), positions, shape
-    )
+    return rope(rms_norm(queries, q_norm, eps), positions, shape), rope(rms_norm(keys, k_norm, eps), positions, shape)
 
 
 def step_prepare(

@@ -44,9 +44,7 @@ class AttentionShape:
                 f"attention: {self.group} query heads for each KV head; the kernels support at most {MAX_GROUP}"
             )
         if self.head_dim < 32 or self.head_dim % 32 or self.head_dim > MAX_HEAD_DIM:
-            raise ValueError(
-                f"attention: head_dim {self.head_dim} must be a multiple of 32 and at most {MAX_HEAD_DIM}"
-            )
+            raise ValueError(f"attention: head_dim {self.head_dim} must be a multiple of 32 and at most {MAX_HEAD_DIM}")
         if self.rotary_dim < 0 or self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
             raise ValueError(
                 f"attention: rotary_dim {self.rotary_dim} must be even and at most head_dim {self.head_dim}"

@@ -34,9 +34,7 @@ def random_rows(generator: np.random.Generator, length: int, shape: AttentionSha
     return round_bf16(generator.normal(size=(length, shape.kv_heads, shape.head_dim)))
 
 
-def cache_of(
-    keys: np.ndarray, values: np.ndarray, shape: AttentionShape, capacity: int | None = None
-) -> KVCache:
+def cache_of(keys: np.ndarray, values: np.ndarray, shape: AttentionShape, capacity: int | None = None) -> KVCache:
     """A cache of given rows [n, Hkv, D]; rows that no sequence defines are NaN."""
     length = keys.shape[0]
     in_main = length - length % TAIL_ROWS

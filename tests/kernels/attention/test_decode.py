@@ -37,9 +37,7 @@ def test_step_prepare_matches_the_reference(heads, length):
     proj, (q_norm, k_norm) = projection(generator, 1, shape), norms(generator, shape)
     keys, values = (random_rows(generator, length, shape) for _ in range(2))
     cache = cache_of(keys, values, shape)
-    q, tail_keys, tail_values = attention.step_prepare(
-        proj, q_norm, k_norm, position_of(length), cache, shape, EPS
-    )
+    q, tail_keys, tail_values = attention.step_prepare(proj, q_norm, k_norm, position_of(length), cache, shape, EPS)
     want_q, want_k = reference.prepare(
         to_numpy(proj), to_numpy(q_norm), to_numpy(k_norm), np.array([length]), shape, EPS
     )
@@ -123,9 +121,7 @@ def test_rotary_angles_are_exact_at_any_position(position):
     generator, shape = rng(position), shape_of()
     proj, (q_norm, k_norm) = projection(generator, 1, shape), norms(generator, shape)
     q, _ = attention.prepare(proj, q_norm, k_norm, position_of(position), shape, EPS)
-    want, _ = reference.prepare(
-        to_numpy(proj), to_numpy(q_norm), to_numpy(k_norm), np.array([position]), shape, EPS
-    )
+    want, _ = reference.prepare(to_numpy(proj), to_numpy(q_norm), to_numpy(k_norm), np.array([position]), shape, EPS)
     assert_close("q", q, want, 4e-3)
 
 
@@ -135,9 +131,7 @@ def test_step_agrees_with_mlx():
     proj, (q_norm, k_norm) = projection(generator, 1, shape), norms(generator, shape)
     keys, values = (random_rows(generator, length, shape) for _ in range(2))
     cache = cache_of(keys, values, shape)
-    q, tail_keys, tail_values = attention.step_prepare(
-        proj, q_norm, k_norm, position_of(length), cache, shape, EPS
-    )
+    q, tail_keys, tail_values = attention.step_prepare(proj, q_norm, k_norm, position_of(length), cache, shape, EPS)
     cache = replace(cache, tail_keys=tail_keys, tail_values=tail_values)
     out = attention.step_attention(q, cache, position_of(length), proj, shape)
 

@@ -21,9 +21,7 @@ def test_prepare_matches_the_reference(heads, tokens):
     generator, shape = rng(tokens), shape_of(heads)
     proj, (q_norm, k_norm) = projection(generator, tokens, shape), norms(generator, shape)
     q, k = attention.prepare(proj, q_norm, k_norm, position_of(77), shape, EPS)
-    want_q, want_k = reference.prepare(
-        to_numpy(proj), to_numpy(q_norm), to_numpy(k_norm), np.array([77]), shape, EPS
-    )
+    want_q, want_k = reference.prepare(to_numpy(proj), to_numpy(q_norm), to_numpy(k_norm), np.array([77]), shape, EPS)
     assert_close("q", q, want_q, 4e-3)
     assert_close("k", k, want_k, 4e-3)
 
@@ -55,9 +53,7 @@ def check_chunk(shape, offset, tokens, seed, key_scale=1.0):
     keys, values = (random_rows(generator, offset + tokens, shape) for _ in range(2))
     keys = round_bf16(keys * key_scale)
     q = random_rows(generator, tokens, replace(shape, kv_heads=shape.query_heads))
-    out = attention.prefill_attention(
-        bf16(q), cache_of(keys, values, shape), position_of(offset), proj, shape
-    )
+    out = attention.prefill_attention(bf16(q), cache_of(keys, values, shape), position_of(offset), proj, shape)
     want = attend(q, keys, values, offset, proj, shape)
     assert_close("attention", out, want, 2e-2)
 
@@ -81,9 +77,7 @@ def test_chunks_equal_one_chunk_and_single_steps(split):
     cache, steps = start, []
     for i in range(40):
         position = position_of(offset + i)
-        q, tail_keys, tail_values = attention.step_prepare(
-            proj[i : i + 1], q_norm, k_norm, position, cache, shape, EPS
-        )
+        q, tail_keys, tail_values = attention.step_prepare(proj[i : i + 1], q_norm, k_norm, position, cache, shape, EPS)
         cache = replace(cache, tail_keys=tail_keys, tail_values=tail_values)
         steps.append(attention.step_attention(q, cache, position, proj[i : i + 1], shape))
         if (offset + i + 1) % attention.TAIL_ROWS == 0:

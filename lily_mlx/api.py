@@ -89,18 +89,14 @@ def find_model(path_or_hf_repo: str | Path, revision: str | None = None) -> Path
     if path.exists():
         raise FileNotFoundError(f"{name!r} is a file: give the model's directory")
     if name.startswith((".", "/", "~")) or name.count("/") != 1 or "\\" in name or " " in name:
-        raise FileNotFoundError(
-            f"{name!r} does not exist, and it is not a Hugging Face name like 'owner/model'"
-        )
+        raise FileNotFoundError(f"{name!r} does not exist, and it is not a Hugging Face name like 'owner/model'")
 
     from mlx_lm.utils import _download
 
     try:
         return Path(_download(name, revision=revision))
     except Exception as error:
-        raise FileNotFoundError(
-            f"{name!r} is no local directory, and its download failed: {error}"
-        ) from error
+        raise FileNotFoundError(f"{name!r} is no local directory, and its download failed: {error}") from error
 
 
 def stream_generate(
@@ -252,9 +248,7 @@ def encode(tokenizer: TokenizerWrapper, prompt: str | Sequence[int] | mx.array) 
         prompt = tokenizer.encode(prompt, add_special_tokens=special)
     if isinstance(prompt, mx.array):
         if prompt.ndim != 1 or (prompt.size and not mx.issubdtype(prompt.dtype, mx.integer)):
-            raise ValueError(
-                f"the prompt is {prompt.dtype} {list(prompt.shape)}: give one row of integer token ids"
-            )
+            raise ValueError(f"the prompt is {prompt.dtype} {list(prompt.shape)}: give one row of integer token ids")
         prompt = prompt.tolist()
     return list(prompt)
 

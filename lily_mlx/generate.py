@@ -50,9 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--prefill-response", help="the beginning of the answer")
     add("--ignore-chat-template", action="store_true", help="give the prompt to the model as it is")
     add("--chat-template-config", help="JSON object of options for the chat template")
-    add(
-        "--max-tokens", "-m", type=int, default=100, help="tokens to generate, -1 for no limit (default: 100)"
-    )
+    add("--max-tokens", "-m", type=int, default=100, help="tokens to generate, -1 for no limit (default: 100)")
     add("--extra-eos-token", nargs="+", default=(), help="more tokens, or their ids, that end the text")
     add("--temp", type=float, default=0.0, help="temperature of sampling; 0 takes the most likely token")
     add(
@@ -142,8 +140,7 @@ def read_prompt(argument: str) -> str:
         return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"the prompt on stdin is not valid UTF-8 at byte {error.start}: convert it, for example "
-            "with iconv"
+            f"the prompt on stdin is not valid UTF-8 at byte {error.start}: convert it, for example with iconv"
         ) from error
 
 
@@ -170,9 +167,7 @@ def _model_path(model: str | None, backend: str) -> str | Path:
     return path
 
 
-def _apply_template(
-    tokenizer: Any, prompt: str, args: argparse.Namespace, template_options: dict[str, Any]
-) -> str:
+def _apply_template(tokenizer: Any, prompt: str, args: argparse.Namespace, template_options: dict[str, Any]) -> str:
     messages = [{"role": "system", "content": args.system_prompt}] if args.system_prompt is not None else []
     messages.append({"role": "user", "content": prompt})
     prefill = args.prefill_response is not None

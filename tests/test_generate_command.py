@@ -60,9 +60,7 @@ def test_has_every_flag_of_mlx_lm_with_its_default():
     ours, theirs = make_parser(), setup_arg_parser()
     flags = {flag for action in theirs._actions for flag in action.option_strings}
     assert flags <= {flag for action in ours._actions for flag in action.option_strings}
-    assert {n: v for n, v in vars(ours.parse_args([])).items() if n != "backend"} == vars(
-        theirs.parse_args([])
-    )
+    assert {n: v for n, v in vars(ours.parse_args([])).items() if n != "backend"} == vars(theirs.parse_args([]))
 
 
 def test_prints_text_and_statistics(command, scripted):
@@ -87,9 +85,7 @@ def test_not_verbose_prints_only_the_text(command, scripted, value):
         pytest.param(r"one\n\ttwo", b"", "one\n\ttwo", id="escapes"),
     ],
 )
-def test_prompt_is_what_the_python_interface_gets(
-    command, stdin, random_model, argument, data, text, template
-):
+def test_prompt_is_what_the_python_interface_gets(command, stdin, random_model, argument, data, text, template):
     from lily_mlx import generate, load
 
     stdin(data)
@@ -210,13 +206,9 @@ def test_missing_model(command):
     assert "'./missing' does not exist" in err
 
 
-@pytest.mark.parametrize(
-    "module", [["lily_mlx", "generate"], ["lily_mlx.generate"]], ids=["lily_mlx", "generate"]
-)
+@pytest.mark.parametrize("module", [["lily_mlx", "generate"], ["lily_mlx.generate"]], ids=["lily_mlx", "generate"])
 def test_runs_as_a_module_without_warnings(module):
-    done = subprocess.run(
-        [sys.executable, "-m", *module, "--help"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", *module, "--help"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--max-tokens" in done.stdout
 

@@ -44,9 +44,7 @@ class Engine:
             )
         wrong = next((t for t in tokens if not 0 <= t < config.vocab_size), None)
         if wrong is not None:
-            raise ValueError(
-                f"token id {wrong} is not in the model's vocabulary of {config.vocab_size} tokens"
-            )
+            raise ValueError(f"token id {wrong} is not in the model's vocabulary of {config.vocab_size} tokens")
 
     def token_limit(self, length: int, max_tokens: int) -> int:
         """Tokens that can be generated after `length` others; with `max_tokens` -1 the context is the limit.

@@ -77,6 +77,8 @@ def test_a_step_shares_what_it_does_not_change(engine):
         pytest.param([64, 33], id="64s"),
         pytest.param([1, 1, 95], id="1-1-95"),
         pytest.param([2, 95], id="2-95"),
+        pytest.param([3, 94], id="3-94"),
+        pytest.param([3] * 32 + [1], id="3s"),
         pytest.param([96, 1], id="96-1"),
     ],
 )

@@ -76,6 +76,12 @@ def test_shards_load_alike(tmp_path, checkpoint):
     assert same_weights(Model.load(sharded), Model.load(checkpoint))
 
 
+def test_arrays_in_memory_load_alike(checkpoint):
+    settings = json.loads((checkpoint / "config.json").read_text())
+    model = Model.from_arrays(settings, synthetic.read_tensors(checkpoint))
+    assert same_weights(model, Model.load(checkpoint))
+
+
 def test_tied_head_is_the_embedding(tmp_path):
     model = Model.load(synthetic.write_checkpoint(tmp_path, synthetic.config(tie_word_embeddings=True)))
     assert model.weights.head is model.weights.embedding

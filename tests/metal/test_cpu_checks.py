@@ -85,7 +85,10 @@ BROKEN = {
         f"{BARRIER}\nout[i] = a[64 + i % 1]; // BAD",
         "threadgroup array a[64] of 64 elements",
     ),
-    "wild-pointer": ("out[i] = *(const device float*)(size_t(16)); // BAD", "reads address 0x10, which is in no buffer"),
+    "wild-pointer": (
+        "out[i] = *(const device float*)(size_t(16)); // BAD",
+        "reads address 0x10, which is in no buffer",
+    ),
     "pointer-to-another-threads-memory": (
         f"threadgroup ulong shared[1];\nfloat mine[4] = {{1.0f, 2.0f, 3.0f, float(i)}};\n"
         f"if (i == 0) {{ shared[0] = ulong(&mine[i % 4]); }}\n{BARRIER}\n"
@@ -105,10 +108,13 @@ BROKEN = {
         f"{BARRIER}\nif (i == 0) {{\nout[threadgroup_position_in_grid.x] = tile[0]; // BAD\n}}",
         "tile[0], which nobody has written",
     ),
-    "read-of-an-unwritten-output": ("out[i] = out[i] + 1.0f; // BAD", "output out[0], which nobody has written"),
+    "read-of-an-unwritten-output": (
+        "out[i] = out[i] + 1.0f; // BAD",
+        "output out[0], which nobody has written",
+    ),
     # 4. races
     "write-after-write": (
-        "threadgroup float tile[1];\ntile[0] = float(i); // BAD\n" f"{BARRIER}\nout[i] = tile[0];",
+        f"threadgroup float tile[1];\ntile[0] = float(i); // BAD\n{BARRIER}\nout[i] = tile[0];",
         "writes threadgroup array tile[0], which thread (0, 0, 0) of threadgroup (0, 0, 0) wrote with no barrier",
     ),
     "read-after-write": (
@@ -163,13 +169,19 @@ BROKEN = {
         "n[0], which nobody has written",
     ),
     # 5. collectives that not all threads reach
-    "barrier-in-a-branch": (f"if (i < 32) {{\n{BARRIER} // BAD\n}}\nout[i] = 0;", "not reached by all threads"),
+    "barrier-in-a-branch": (
+        f"if (i < 32) {{\n{BARRIER} // BAD\n}}\nout[i] = 0;",
+        "not reached by all threads",
+    ),
     "return-before-a-barrier": (f"if (i == 3) {{ return; }}\n{BARRIER} // BAD\nout[i] = 0;", "has ended"),
     "return-after-others-reached-a-barrier": (
         f"if (i == 63) {{ return; }}\n{BARRIER} // BAD\nout[i] = 0;",
         "thread (63, 0, 0) of threadgroup (0, 0, 0) has ended",
     ),
-    "simd-sum-in-a-branch": ("float v = x[i];\nif (i % 2) {\nv = simd_sum(v); // BAD\n}\nout[i] = v;", "has ended"),
+    "simd-sum-in-a-branch": (
+        "float v = x[i];\nif (i % 2) {\nv = simd_sum(v); // BAD\n}\nout[i] = v;",
+        "has ended",
+    ),
     "simd-operations-in-two-branches": (
         "float v = x[i];\nif (i % 2) {\nv = simd_sum(v); // BAD\n} else {\nv = simd_max(v); // BAD\n}\nout[i] = v;",
         "at different barriers or simd operations",
@@ -188,7 +200,7 @@ BROKEN = {
         "has ended",
     ),
     "shuffle-from-a-lane-that-is-not-there": (
-        "if (i < 40) { out[i] = simd_shuffle(x[i], 20); // BAD\n}",
+        "out[i] = simd_shuffle(x[i], 20); // BAD",
         "simd_shuffle reads lane 20, which takes no part",
     ),
     # 6. space
@@ -216,10 +228,6 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_kernel_is_reported(name):
-    if name == "shuffle-from-a-lane-that-is-not-there":
-        body, message = "out[i] = simd_shuffle(x[i], 20); // BAD", BROKEN[name][1]
-        assert message in error_of(body, **OPTIONS[name])
-        return
     body, message = BROKEN[name]
     assert message in error_of(body, **OPTIONS.get(name, {}))
 
@@ -292,7 +300,7 @@ def test_unwritten_outputs_are_nan(dtype):
 
 def test_slice_keeps_its_misalignment():
     whole = mx.arange(72, dtype=mx.float32)
-    body = "uint i = thread_position_in_threadgroup.x;\nfloat4 v = *(const device float4*)x; // BAD\nout[i] = v.y + 0 * (v.x + v.z + v.w);"
+    body = "uint i = thread_position_in_threadgroup.x;\nfloat4 v = *(const device float4*)x;\nout[i] = v.y + 0 * v.w;"
     (out,) = run(body, inputs={"x": whole[4:68]})
     np.testing.assert_array_equal(np.array(out), 5.0)
     with pytest.raises(LaunchError, match="x\\[0\\], which is not aligned to 16 bytes"):
@@ -311,7 +319,7 @@ def test_slice_keeps_its_misalignment():
 def test_endless_loop_ends(body, monkeypatch):
     monkeypatch.setenv("LILY_MLX_TIMEOUT", "0.3")
     start = time.monotonic()
-    message = error_of(body + " // BAD" if "BARRIER" in body else body)
+    message = error_of(body)
     assert "did not end in time" in message
     assert time.monotonic() - start < 30
 
@@ -342,13 +350,11 @@ def test_first_of_many_threadgroups_that_fail():
     assert "input x[" in message
 
 
-@pytest.mark.parametrize("body", [f"if (i < 32) {{ {BARRIER} }} out[i] = 0;",
-                                  "if (i % 2) { out[i] = simd_sum(x[i]); } else { threadgroup_barrier(mem_flags::mem_none); }"],
-                         ids=["barrier-in-a-branch", "barrier-against-simd-operation"])  # fmt: skip
-def test_unchecked_mode_never_hangs(body):
-    with metal.checked(False):
-        try:
-            run("uint i = thread_position_in_threadgroup.x;\n" + body)
-        except LaunchError as error:
-            print(error)
-        works_after_an_error()
+def test_unchecked_mode_does_not_hang_either():
+    body = """
+        uint i = thread_position_in_threadgroup.x;
+        if (i % 2) { out[i] = simd_sum(x[i]); } else { threadgroup_barrier(mem_flags::mem_none); }
+    """
+    with metal.checked(False), pytest.raises(LaunchError, match="not reached by all threads"):
+        run(body)
+    works_after_an_error()

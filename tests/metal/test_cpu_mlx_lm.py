@@ -101,7 +101,9 @@ def delta_inputs(dtype, *, batch=2, length=3, heads=(1, 2), value_dim=16, vector
 
 
 DTYPES = pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(mx.float32, 2e-6), (mx.bfloat16, 1e-2), (mx.float16, 2e-3)], ids=["f32", "bf16", "f16"]
+    ("dtype", "tolerance"),
+    [(mx.float32, 2e-6), (mx.bfloat16, 1e-2), (mx.float16, 2e-3)],
+    ids=["f32", "bf16", "f16"],
 )
 
 
@@ -144,7 +146,7 @@ def test_gated_delta_masked(delta, vector_gate):
     mask = mx.array([[True, True, False], [False, True, True]])
     if metal.is_checked():
         # Where the mask is off, all 32 lanes write the same zero. Apple's GPUs do not mind; the checker does.
-        with pytest.raises(metal.LaunchError, match="writes output y.* wrote with no barrier between"):
+        with pytest.raises(metal.LaunchError, match=r"writes output y.* wrote with no barrier between"):
             delta.gated_delta_kernel(**inputs, mask=mask)
         return
     y, state = delta.gated_delta_kernel(**inputs, mask=mask)

@@ -196,7 +196,7 @@ template <typename T> LILY_UNTRACED inline T simd_broadcast_first(T value, LILY_
 inline bool simd_all(bool value, LILY_SITE("simd_all")) { return lily::reduce(value, lily::And(), site); }
 inline bool simd_any(bool value, LILY_SITE("simd_any")) { return lily::reduce(value, lily::Or(), site); }
 LILY_UNTRACED inline bool simd_is_first() {
-  return lily::current_thread->lane == uint(__builtin_ctz(lily::current_thread->simdgroup->mask));
+  return lily::current_thread->lane == uint(__builtin_ctz(lily::current_thread->simdgroup->lanes));
 }
 
 // The lanes whose value is true.

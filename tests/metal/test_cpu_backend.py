@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lily_mlx import metal
-from lily_mlx.metal import CompileError, CompilerMissingError, Kernel, SourceError, cpu_backend
+from lily_mlx.metal import CompileError, CompilerMissingError, Kernel, KernelError, SourceError, cpu_backend
 from lily_mlx.metal.cpu import compiler
 
 COPY = "uint i = thread_position_in_grid.x;\nout[i] = x[i];"
@@ -115,6 +115,12 @@ def test_compile_error_in_a_header_names_its_line():
             [mx.zeros((64,))], grid=(64, 1, 1), threadgroup=(64, 1, 1), output_shapes=[(64,)],
             output_dtypes=[mx.float32], backend="cpu",
         )  # fmt: skip
+
+
+def test_cache_that_cannot_be_written(empty_cache):
+    empty_cache.write_text("a file where the directory should be")
+    with pytest.raises(KernelError, match=r"cannot keep compiled kernels in .*set LILY_MLX_CACHE"):
+        run()
 
 
 def test_cache_directory(monkeypatch, tmp_path):

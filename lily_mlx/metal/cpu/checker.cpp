@@ -101,51 +101,71 @@ bool is_ordered(const Threadgroup& all, const Thread* self, const Access& other,
 
 bool writes_memory(Mode mode) { return mode != READ && mode != ATOMIC_LOAD; }
 
-void touch(Thread* self, const Region& r, Cell& cell, char* address, Mode mode, const Now& now, uint32_t here) {
-  const Threadgroup& all = *self->simdgroup->threadgroup;
-  const bool writes = writes_memory(mode);
-  const bool atomic = mode >= ATOMIC_LOAD;
-  if (cell.write.interval == 0) {
-    if (mode != WRITE && mode != ATOMIC_STORE) {
-      report(self, here, "reads " + name_element(r, address) + ", which nobody has written");
-    }
-  } else if (!(atomic && cell.write.atomic)) {
-    const bool ours = cell.write.interval >= now.first && cell.write.interval <= now.interval;
-    if (!ours || !is_ordered(all, self, cell.write, now, false)) {
-      report_race(self, r, address, writes, cell, true, ours, here);
-    }
-  }
-  if (writes && cell.read.interval != 0 && !(atomic && cell.read.atomic)) {
-    const bool ours = cell.read.interval >= now.first && cell.read.interval <= now.interval;
-    if (!ours || !is_ordered(all, self, cell.read, now, true)) {
-      report_race(self, r, address, true, cell, false, ours, here);
-    }
-  }
-  Access access{};
-  access.interval = now.interval;
-  access.ordered = now.ordered;
-  access.thread = uint16_t(self->index);
-  access.atomic = atomic;
-  if (writes) {
-    cell.write = access;
-    cell.write_place = here;
-    return;
-  }
+Access exchange(Access& cell, const Access& access) {
+  Access before;
+  __atomic_exchange(&cell, const_cast<Access*>(&access), &before, __ATOMIC_RELAXED);
+  return before;
+}
+
+// Whether an access was made by a thread of this threadgroup.
+bool is_ours(const Access& access, const Now& now) {
+  return access.interval >= now.first && access.interval <= now.interval;
+}
+
+void touch_to_read(Thread* self, Cell& cell, Access access, uint32_t here) {
   Access& last = cell.read;
-  if (last.interval == now.interval && last.thread != access.thread) {
-    const bool together = all.thread[last.thread].simdgroup == self->simdgroup && last.several != 2;
-    access.several = together ? (last.ordered == now.ordered ? 1 : 0) : 2;
-  } else if (last.interval == now.interval) {
-    access.several = last.several == 1 && last.ordered != now.ordered ? 0 : last.several;
+  if (last.interval == access.interval && last.thread != access.thread) {
+    const Thread& other = self->simdgroup->threadgroup->thread[last.thread];
+    const bool together = other.simdgroup == self->simdgroup && last.several != 2;
+    access.several = together ? (last.ordered == access.ordered ? 1 : 0) : 2;
+  } else if (last.interval == access.interval) {
+    access.several = last.several == 1 && last.ordered != access.ordered ? 0 : last.several;
   }
   const bool among_others = access.several != 0;
-  access.atomic = atomic && (!among_others || last.atomic);
-  if (among_others && last.thread != access.thread && (atomic || !last.atomic)) {
+  access.atomic = access.atomic && (!among_others || last.atomic);
+  if (among_others && last.thread != access.thread && (access.atomic || !last.atomic)) {
     access.thread = last.thread;  // a message names the first of several readers
   } else {
     cell.read_place = here;
   }
   last = access;
+}
+
+void touch(Thread* self, const Region& r, Cell& cell, char* address, Mode mode, const Now& now, uint32_t here) {
+  const Threadgroup& all = *self->simdgroup->threadgroup;
+  const bool writes = writes_memory(mode);
+  Access access{};
+  access.interval = now.interval;
+  access.ordered = now.ordered;
+  access.thread = uint16_t(self->index);
+  access.atomic = mode >= ATOMIC_LOAD;
+  Cell before = cell;
+  if (writes) {
+    // Two threadgroups may run at once: one of the two must see the other's write.
+    before.write = r.kind == Region::OUTPUT ? exchange(cell.write, access) : cell.write;
+  }
+  if (before.write.interval == 0) {
+    if (mode != WRITE && mode != ATOMIC_STORE) {
+      report(self, here, "reads " + name_element(r, address) + ", which nobody has written");
+    }
+  } else if (!(access.atomic && before.write.atomic)) {
+    const bool ours = is_ours(before.write, now);
+    if (!ours || !is_ordered(all, self, before.write, now, false)) {
+      report_race(self, r, address, writes, before, true, ours, here);
+    }
+  }
+  if (!writes) {
+    touch_to_read(self, cell, access, here);
+    return;
+  }
+  if (before.read.interval != 0 && !(access.atomic && before.read.atomic)) {
+    const bool ours = is_ours(before.read, now);
+    if (!ours || !is_ordered(all, self, before.read, now, true)) {
+      report_race(self, r, address, true, before, false, ours, here);
+    }
+  }
+  cell.write = access;
+  cell.write_place = here;
 }
 
 void touch_all(Thread* self, const Region& r, char* address, size_t size, Mode mode, uint32_t here) {
@@ -341,17 +361,15 @@ void check_library(const void* entry) {
 
 void check_launch(Checks& checks) {
   checks.counter = 0;
-  checks.begins.clear();
   if (!checks.memory) {
     // Space before the first array, too.
     checks.memory = reserve((MAX_ARRAYS + 1) * ARRAY_SPACE) + ARRAY_SPACE;
   }
 }
 
-void check_begin(Threadgroup& all, uint64_t number) {
+void check_begin(Threadgroup& all) {
   Checks& checks = *all.checks;
   checks.first = checks.interval[0] = checks.interval[1] = next_interval(checks);
-  checks.begins.emplace_back(checks.first, number);
   checks.arrays.clear();
   all.site = {};
   for (unsigned i = 0; i < all.simdgroups; ++i) {

@@ -10,13 +10,12 @@
 #define LILY_CPU_CHECKER
 #include "runtime.h"
 
-#include <utility>
 #include <vector>
 
 namespace lily {
 
 // The last access of one kind to an element. Zero means none.
-struct Access {
+struct alignas(8) Access {
   uint32_t interval;  // unique in a launch
   uint16_t ordered;   // simdgroup_barriers of that thread's simdgroup before it
   uint16_t thread : 10;
@@ -54,7 +53,6 @@ struct Checks {
   char* memory = nullptr;  // MAX_ARRAYS * ARRAY_SPACE
   std::vector<Region> arrays;
   std::vector<std::vector<Cell>> cells = std::vector<std::vector<Cell>>(MAX_ARRAYS);
-  std::vector<std::pair<uint32_t, uint64_t>> begins;  // first interval and number of each threadgroup
 };
 
 // A buffer as the caller passes it.

@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CompileError, CompilerMissingError
+from ..errors import CompileError, CompilerMissingError, KernelError
 
 SOURCES = Path(__file__).resolve().parent
 CACHE_ENVIRONMENT = "LILY_MLX_CACHE"
@@ -149,8 +149,15 @@ def _build(name: str, sources: list[Path], units: list[str], flags: tuple[str, .
     target = folder / f"{name}-{digest}.so"
     if target.exists():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as scratch:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch_folder = tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-")
+    except OSError as error:
+        raise KernelError(
+            f"kernel {name}: cannot keep compiled kernels in {folder}: {error.strerror}; "
+            f"set {CACHE_ENVIRONMENT} to a directory that can be written"
+        ) from error
+    with scratch_folder as scratch:
         files = [str(path) for path in sources]
         for number, unit in enumerate(units):
             path = Path(scratch) / f"{name}{number or ''}.cpp"

@@ -263,7 +263,7 @@ void run_threadgroups(Job& job) {
     }
     set_up(w, *job.launch, number);
     if (job.launch->checked) {
-      check_begin(w.threadgroup, number);
+      check_begin(w.threadgroup);
     }
     Thread* first = w.threadgroup.thread;
     first->stack = w.stacks.take();

@@ -37,7 +37,7 @@ bool same_site(const Site& a, const Site& b);
 [[noreturn]] void fail(Thread* self, const std::string& message);
 
 // Checked mode: before a threadgroup starts, and after a thread has ended.
-void check_begin(Threadgroup& all, uint64_t number);
+void check_begin(Threadgroup& all);
 void check_end(Thread* self);
 
 }  // namespace lily

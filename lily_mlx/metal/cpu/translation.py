@@ -16,11 +16,11 @@ CPP_TYPES: Mapping[mx.Dtype, str] = {
     mx.uint8: "uint8_t",
     mx.uint16: "uint16_t",
     mx.uint32: "uint32_t",
-    mx.uint64: "uint64_t",
+    mx.uint64: "ulong",
     mx.int8: "int8_t",
     mx.int16: "int16_t",
     mx.int32: "int32_t",
-    mx.int64: "int64_t",
+    mx.int64: "long",
     mx.float16: "half",
     mx.bfloat16: "bfloat",
     mx.float32: "float",
@@ -68,7 +68,7 @@ def translate(
 
     for name, (dtype, ndim) in zip(text.inputs, inputs, strict=True):
         parameter(f"const {cpp_type(text.name, dtype)}", name, by_reference=ndim == 0)
-        for suffix, kind in (("_shape", "const int"), ("_strides", "const int64_t"), ("_ndim", "const int")):
+        for suffix, kind in (("_shape", "const int"), ("_strides", "const long"), ("_ndim", "const int")):
             if name + suffix in text.shape_buffers:
                 parameter(kind, name + suffix, by_reference=suffix == "_ndim")
     for name, dtype in zip(text.outputs, outputs, strict=True):

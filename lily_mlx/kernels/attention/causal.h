@@ -118,7 +118,6 @@ inline void attend(
 
     Tile<M, KEYS> scores;
     scores.clear();
-#pragma unroll
     for (int c = 0; c < D / COLUMNS; ++c) {
       for (int i = int(lane); i < M * (COLUMNS / 8); i += 32) {
         const int row = i / (COLUMNS / 8);

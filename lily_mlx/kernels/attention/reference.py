@@ -25,7 +25,7 @@ class KVCache(NamedTuple):
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis."""
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+    return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight)
 
 
 def rope(x: np.ndarray, positions: np.ndarray, shape: AttentionShape) -> np.ndarray:
@@ -93,7 +93,7 @@ def attend(
             scores = keys[kv_head, :seen] @ q[token, head] / np.sqrt(shape.head_dim)
             weights = np.exp(scores - scores.max())
             out[token, head] = weights @ values[kv_head, :seen] / weights.sum()
-    return (out / (1.0 + np.exp(-gate))).reshape(q.shape[0], -1)
+    return np.asarray(out / (1.0 + np.exp(-gate))).reshape(q.shape[0], -1)
 
 
 def prepare(

@@ -94,7 +94,7 @@ class KVCache:
     @property
     def capacity(self) -> int:
         """Rows of ``keys`` and ``values``."""
-        return self.keys.shape[1]
+        return int(self.keys.shape[1])
 
 
 def capacity_for(length: int) -> int:

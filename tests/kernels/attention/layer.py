@@ -9,8 +9,17 @@ from lily_mlx.kernels.attention import TAIL_ROWS, AttentionShape, KVCache, capac
 from tests.support import bf16, round_bf16, to_numpy
 
 EPS = 1e-6
-# Query and KV heads: the tiny model, the full one, no sharing, and a group that is no power of two.
-HEADS = {"8-to-1": (8, 1), "16-to-2": (16, 2), "2-to-2": (2, 2), "3-to-1": (3, 1)}
+# Query and KV heads: the tiny model, the full one, no sharing, a group that is no power of two, and groups that decode
+# shares between two sets of simdgroups, evenly and not.
+HEADS = {
+    "8-to-1": (8, 1),
+    "16-to-2": (16, 2),
+    "2-to-2": (2, 2),
+    "8-to-2": (8, 2),
+    "3-to-1": (3, 1),
+    "16-to-1": (16, 1),
+    "11-to-1": (11, 1),
+}
 
 
 def shape_of(heads: tuple[int, int] = (8, 1), head_dim: int = 256, rotary_dim: int = 64) -> AttentionShape:

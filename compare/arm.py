@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 
@@ -25,7 +26,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--synthetic-context", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
+    start = time.perf_counter()
     arm = make_arm(arguments.engine, arguments.model, arguments.seed, arguments.layers)
+    print(f"{arguments.engine}: loaded in {time.perf_counter() - start:.1f} s", file=sys.stderr)
     for length in arguments.lengths:
         mx.reset_peak_memory()
         if arguments.phase == "prefill":

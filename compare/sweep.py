@@ -40,7 +40,10 @@ def run_arm(engine: str, phase: str, lengths: Sequence[int], options: argparse.N
         command += ["--layers", str(options.layers)]
     if options.synthetic_context:
         command.append("--synthetic-context")
+    start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+    if not sys.stderr.isatty():
+        print(f"{engine} {phase} {list(lengths)}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
     if done.returncode:
         raise SystemExit(f"the arm {engine} ({phase} {list(lengths)}) failed:\n{done.stderr.strip()}")
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -95,7 +98,8 @@ def check_engines(options: argparse.Namespace, gate: results.Gate) -> None:
     ours = consistency.lily_logits(model, tokens)
     baseline = load_mlx_lm(options.model, options.seed, options.layers)
     theirs = consistency.mlx_lm_logits(baseline, tokens)
-    consistency.check(gate, consistency.compare(ours, theirs, tokens))
+    exact = consistency.mlx_lm_logits(consistency.in_float32(baseline), tokens)
+    consistency.check(gate, ours, theirs, exact)
 
 
 def as_table(rows: Sequence[dict[str, Any]]) -> str:
@@ -134,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = arguments(argv)
     gate = results.Gate()
     check_engines(options, gate)
+    print(f"gate: {gate.as_dict()}", file=sys.stderr)
     gate.require_green()
     rounds: list[dict[str, Any]] = []
     for engine, phase, lengths in progress(list(jobs(options)), "sweep"):

@@ -8,9 +8,7 @@ from lily_mlx import metal
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--backend", default="cpu", help="backend of the kernel tests: cpu (default), cuda, metal"
-    )
+    parser.addoption("--backend", default="cpu", help="backend of the kernel tests: cpu (default), cuda, metal")
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 from collections.abc import Callable, Iterator
 
@@ -105,14 +106,6 @@ def checked(on: bool = True) -> Iterator[None]:
 @functools.cache
 def launcher(name: str) -> Callable[[Launch], list[mx.array]]:
     """The function that launches kernels on a backend. Backends are imported when first used."""
-    if name == "metal":
-        from . import metal_backend
-
-        return metal_backend.launch
-    if name == "cuda":
-        from . import cuda_backend
-
-        return cuda_backend.launch
-    from . import cpu_backend
-
-    return cpu_backend.launch
+    launch: Callable[[Launch], list[mx.array]]
+    launch = importlib.import_module(f"{__package__}.{name}_backend").launch
+    return launch

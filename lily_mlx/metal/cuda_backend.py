@@ -189,8 +189,7 @@ def generate(launch: Launch, architecture: str | None = None) -> CudaSource:
         for name, array, scalar in zip(text.inputs, launch.inputs, scalars, strict=True)
     ]
     outputs = [
-        (name, _type_name(text, name, dtype))
-        for name, dtype in zip(text.outputs, launch.output_dtypes, strict=True)
+        (name, _type_name(text, name, dtype)) for name, dtype in zip(text.outputs, launch.output_dtypes, strict=True)
     ]
     shapes = {
         (name, suffix): _SHAPE_TYPES[suffix]
@@ -199,10 +198,7 @@ def generate(launch: Launch, architecture: str | None = None) -> CudaSource:
         if name + suffix in text.shape_buffers and not scalar
     }
     parameters = [
-        *(
-            f"const {kind}& {name}" if scalar else f"const {kind}* __restrict__ {name}"
-            for name, kind, scalar in inputs
-        ),
+        *(f"const {kind}& {name}" if scalar else f"const {kind}* __restrict__ {name}" for name, kind, scalar in inputs),
         *(f"{kind} {name}{suffix}" for (name, suffix), kind in shapes.items()),
         *(f"{kind}* __restrict__ {name}" for name, kind in outputs),
     ]
@@ -273,9 +269,7 @@ def _uncomment(text: str) -> str:
 def _type_name(text: KernelText, name: str, dtype: mx.Dtype) -> str:
     kind = TYPES.get(dtype)
     if kind is None:
-        raise SourceError(
-            f"kernel {text.name}: array {name} has dtype {dtype}, which Metal kernels do not take"
-        )
+        raise SourceError(f"kernel {text.name}: array {name} has dtype {dtype}, which Metal kernels do not take")
     return kind
 
 
@@ -288,16 +282,12 @@ def _file_text(launch: Launch, parameters: list[str]) -> str:
     width, height, depth = launch.threadgroup
     threads = math.prod(launch.threadgroup)
     linear = (
-        "threadIdx.x"
-        if threads == width
-        else "(threadIdx.x + LILY_WIDTH * (threadIdx.y + LILY_HEIGHT * threadIdx.z))"
+        "threadIdx.x" if threads == width else "(threadIdx.x + LILY_WIDTH * (threadIdx.y + LILY_HEIGHT * threadIdx.z))"
     )
     attributes = "".join(
         f"  const {ATTRIBUTES[name]} {name} = {_ATTRIBUTE_VALUES[name]};\n" for name in text.attributes
     )
-    headers = "".join(
-        f'#line 1 "{_short_path(part.path)}"\n{_translate(part.text)}\n' for part in text.header_parts
-    )
+    headers = "".join(f'#line 1 "{_short_path(part.path)}"\n{_translate(part.text)}\n' for part in text.header_parts)
     return (
         f"#define LILY_WIDTH {width}u\n#define LILY_HEIGHT {height}u\n#define LILY_DEPTH {depth}u\n"
         f"#define LILY_THREADS {threads}u\n#define LILY_THREAD {linear}\n"

@@ -146,8 +146,7 @@ class Kernel:
         for name, value in template.items():
             if not isinstance(value, (int, float, mx.Dtype)):
                 raise SourceError(
-                    f"kernel {self.name}: template value {name}={value!r} must be an int, bool, float "
-                    "or Dtype"
+                    f"kernel {self.name}: template value {name}={value!r} must be an int, bool, float or Dtype"
                 )
             if isinstance(value, float) and not math.isfinite(value):
                 raise SourceError(f"kernel {self.name}: template value {name}={value} must be finite")

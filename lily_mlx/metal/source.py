@@ -92,9 +92,7 @@ class KernelText:
     @functools.cached_property
     def shape_buffers(self) -> tuple[str, ...]:
         """The `x_shape`, `x_strides` and `x_ndim` parameters that the body uses."""
-        return tuple(
-            name + suffix for name in self.inputs for suffix in SHAPE_SUFFIXES if name + suffix in self.body
-        )
+        return tuple(name + suffix for name in self.inputs for suffix in SHAPE_SUFFIXES if name + suffix in self.body)
 
 
 _COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
@@ -124,9 +122,7 @@ def read_text(
     Raises:
         SourceError: a file is missing, is not ASCII, or breaks a rule of `check_text`.
     """
-    return make_text(
-        name, inputs, outputs, _read_part(name, body), tuple(_read_part(name, h) for h in headers)
-    )
+    return make_text(name, inputs, outputs, _read_part(name, body), tuple(_read_part(name, h) for h in headers))
 
 
 def make_text(
@@ -249,9 +245,7 @@ _OPERATORS = {
 }  # fmt: skip
 
 
-def threadgroup_bytes(
-    text: KernelText, template: Mapping[str, object], sizes: Mapping[str, int]
-) -> int | None:
+def threadgroup_bytes(text: KernelText, template: Mapping[str, object], sizes: Mapping[str, int]) -> int | None:
     """Bytes of threadgroup memory that a kernel declares, or None where the text is too clever to tell.
 
     Args:

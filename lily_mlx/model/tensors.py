@@ -115,4 +115,5 @@ def _read_file(path: Path) -> dict[str, mx.array]:
         raise ValueError(
             f"{path} is truncated or not a safetensors file ({error}). Download or convert it again"
         ) from error
-    return mx.load(str(path), format="safetensors")  # type: ignore[return-value]
+    arrays: dict[str, mx.array] = mx.load(str(path), format="safetensors")
+    return arrays

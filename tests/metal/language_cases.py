@@ -57,9 +57,7 @@ class Case:
         """What is wrong with the outputs, one line for each; empty if nothing."""
         wrong = []
         for index, (output, want) in enumerate(zip(outputs, self.expected, strict=True)):
-            got = (
-                np.array(output.astype(F32)) if mx.issubdtype(output.dtype, mx.floating) else np.array(output)
-            )
+            got = np.array(output.astype(F32)) if mx.issubdtype(output.dtype, mx.floating) else np.array(output)
             want = np.asarray(want, np.float64)
             got = got.astype(np.float64)
             if got.shape != want.shape:
@@ -117,10 +115,8 @@ def attributes() -> Case:
         x, y, z, x // 8, y // 3, z // 2, x % 8, y % 3, z % 2, inner, inner // 32, inner % 32,
         3 * one, 2 * one, 4 * one, 2 * one, 32 * one,
     ]  # fmt: skip
-    body = (
-        "uint3 p = thread_position_in_grid;\n"
-        f"uint at = (p.x + 16 * (p.y + 6 * p.z)) * {len(names)};\n"
-        + "".join(f"out[at + {i}] = {name};\n" for i, name in enumerate(names))
+    body = f"uint3 p = thread_position_in_grid;\nuint at = (p.x + 16 * (p.y + 6 * p.z)) * {len(names)};\n" + "".join(
+        f"out[at + {i}] = {name};\n" for i, name in enumerate(names)
     )
     want = np.stack(columns, axis=-1)
     kernel = Kernel.from_source("attributes", (), ("out",), body)
@@ -233,9 +229,7 @@ def vectors() -> Case:
         "halves": (_rounded(y), BF16),
         "ints": ((i + 1) * 3 + 4 + 4 * i + (4 * i | 1), I32),
     }
-    return _one_group(
-        "vectors", body, {"x": mx.array(x).astype(BF16), "y": mx.array(y)}, outputs, tolerance=1e-6
-    )
+    return _one_group("vectors", body, {"x": mx.array(x).astype(BF16), "y": mx.array(y)}, outputs, tolerance=1e-6)
 
 
 def math_functions() -> Case:
@@ -305,8 +299,7 @@ def simdgroup_operations() -> Case:
         "simd_shuffle(k, ushort(31 - lane))", "int(simd_shuffle_xor(uint(k + 50), ushort(16)))",
     ]  # fmt: skip
     body = (
-        "uint i = thread_position_in_grid.x;\nuint lane = thread_index_in_simdgroup;\n"
-        "float v = x[i];\nint k = n[i];\n"
+        "uint i = thread_position_in_grid.x;\nuint lane = thread_index_in_simdgroup;\nfloat v = x[i];\nint k = n[i];\n"
     )
     # Every simd operation is reached by the whole simdgroup: the conditions stand outside.
     body += "".join(
@@ -334,9 +327,7 @@ def simdgroup_operations() -> Case:
         "out": (np.stack(floats_want).reshape(-1, 64), F32),
         "whole": (np.stack(ints_want).reshape(-1, 64), I32),
     }
-    return _one_group(
-        "simdgroup_operations", body, {"x": mx.array(x), "n": mx.array(n)}, outputs, tolerance=1e-6
-    )
+    return _one_group("simdgroup_operations", body, {"x": mx.array(x), "n": mx.array(n)}, outputs, tolerance=1e-6)
 
 
 def odd_threadgroup() -> Case:
@@ -526,9 +517,7 @@ def helpers() -> Case:
         out[i] = p.value(0.5f) + last + pair(*pointer) + float(Polynomial<4>::DEGREE);
     """
     want = (1 * 0.25 + 2 * 0.5 + 3) + 3 + x + 4
-    return _one_group(
-        "helpers", body, {"x": mx.array(x)}, {"out": (want, F32)}, header=header, tolerance=1e-6
-    )
+    return _one_group("helpers", body, {"x": mx.array(x)}, {"out": (want, F32)}, header=header, tolerance=1e-6)
 
 
 TILES = [

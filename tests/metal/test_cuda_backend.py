@@ -18,9 +18,7 @@ from .language_cases import Case, cases, tile, vectors
 ARCHITECTURE = "sm_90a"
 TOOLKIT = Path("/usr/local/cuda/include")
 
-needs_nvrtc = pytest.mark.skipif(
-    nvrtc.library() is None, reason="NVRTC is not installed (package nvidia-cuda-nvrtc)"
-)
+needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason="NVRTC is not installed (package nvidia-cuda-nvrtc)")
 
 
 @pytest.fixture(autouse=True)
@@ -116,9 +114,7 @@ def test_compiles_behind_the_toolkits_headers() -> None:
         "#define inf cuda::std::numeric_limits<float>::infinity()\n",
     )
     name = f"mlx::core::cu::{module.kernel_name(source)}"
-    assert nvrtc.compile_text(
-        text, "headers", name, ARCHITECTURE, [str(TOOLKIT), str(TOOLKIT / "cccl")]
-    ).symbol
+    assert nvrtc.compile_text(text, "headers", name, ARCHITECTURE, [str(TOOLKIT), str(TOOLKIT / "cccl")]).symbol
 
 
 @needs_nvrtc
@@ -168,10 +164,7 @@ def test_shapes_are_passed_when_the_body_names_them() -> None:
 
 
 def test_pragmas_become_cudas() -> None:
-    body = (
-        '#pragma clang loop unroll(full)\nfor (;;) {}\n_Pragma("clang loop unroll(disable)") for (;;) {}\n'
-        + COPY
-    )
+    body = '#pragma clang loop unroll(full)\nfor (;;) {}\n_Pragma("clang loop unroll(disable)") for (;;) {}\n' + COPY
     text = cuda_backend.generate(launch_of(body)).text
     assert "#pragma unroll\nfor" in text
     assert '_Pragma("unroll 1") for' in text
@@ -184,9 +177,7 @@ def test_dtype_without_a_metal_type() -> None:
 
 def test_too_many_threadgroups_in_y(monkeypatch) -> None:
     monkeypatch.setattr(cuda_backend, "_prepare", lambda launch: cuda_backend._Prepared(launch.text, None))
-    with pytest.raises(
-        LaunchError, match=r"more than 65535 threadgroups in y or z.*put the long dimension in x"
-    ):
+    with pytest.raises(LaunchError, match=r"more than 65535 threadgroups in y or z.*put the long dimension in x"):
         cuda_backend.launch(launch_of(COPY, grid=(32, 65_536, 1)))
 
 

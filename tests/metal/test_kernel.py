@@ -52,9 +52,7 @@ def test_too_much_threadgroup_memory_is_refused():
     )
     with pytest.raises(SourceError, match=r"32784 bytes of threadgroup memory .* allows 32768"):
         call(
-            Kernel.from_source(
-                "big", ["x"], ["out"], "threadgroup T a[N]; out[thread_position_in_grid.x] = x[0];"
-            ),
+            Kernel.from_source("big", ["x"], ["out"], "threadgroup T a[N]; out[thread_position_in_grid.x] = x[0];"),
             template={"T": mx.float32, "N": 8193},
         )
     with pytest.raises(SourceError, match="33024 bytes"):

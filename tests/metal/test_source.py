@@ -64,9 +64,7 @@ def test_a_broken_rule_is_named_with_its_line(body, header, message):
 
 def test_shape_buffers_count_towards_the_limit():
     names = tuple(f"input{i}" for i in range(15))
-    body = BODY.replace("x[i]", "input0[i]") + "".join(
-        f" int s{i} = {n}_shape[0];" for i, n in enumerate(names)
-    )
+    body = BODY.replace("x[i]", "input0[i]") + "".join(f" int s{i} = {n}_shape[0];" for i, n in enumerate(names))
     assert len(text(body, inputs=names).shape_buffers) == 15
     with pytest.raises(SourceError, match="32 buffers"):
         text(body, inputs=names, outputs=("out", "second"))

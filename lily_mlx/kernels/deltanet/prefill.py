@@ -149,9 +149,7 @@ def scan(
     return y, next_state
 
 
-def gated_norm(
-    y: mx.array, proj: mx.array, norm_weight: mx.array, shape: DeltaNetShape, eps: float
-) -> mx.array:
+def gated_norm(y: mx.array, proj: mx.array, norm_weight: mx.array, shape: DeltaNetShape, eps: float) -> mx.array:
     """RMSNorm over each value head, times its weight, times silu(z).
 
     Args:

@@ -35,8 +35,7 @@ class DeltaNetShape:
     def __post_init__(self) -> None:
         if self.key_heads < 1 or self.value_heads < 1 or self.value_heads % self.key_heads:
             raise ValueError(
-                f"deltanet: value_heads {self.value_heads} must be a positive multiple of "
-                f"key_heads {self.key_heads}"
+                f"deltanet: value_heads {self.value_heads} must be a positive multiple of key_heads {self.key_heads}"
             )
         if self.key_dim != HEAD_DIM or self.value_dim != HEAD_DIM:
             raise ValueError(
@@ -45,8 +44,7 @@ class DeltaNetShape:
             )
         if self.conv_kernel != CONV_KERNEL:
             raise ValueError(
-                f"deltanet: conv_kernel {self.conv_kernel} must be {CONV_KERNEL}, "
-                "the only one that the kernels support"
+                f"deltanet: conv_kernel {self.conv_kernel} must be {CONV_KERNEL}, the only one that the kernels support"
             )
 
     @property

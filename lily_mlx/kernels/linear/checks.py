@@ -11,9 +11,7 @@ from .weight import QuantizedWeight
 SMALLEST_BUFFER = 8
 
 
-def check_array(
-    name: str, array: mx.array, shape: tuple[int | None, ...], dtype: mx.Dtype = mx.bfloat16
-) -> None:
+def check_array(name: str, array: mx.array, shape: tuple[int | None, ...], dtype: mx.Dtype = mx.bfloat16) -> None:
     """Checks an array's shape (None: any size from 1) and dtype.
 
     Raises:
@@ -36,9 +34,7 @@ def check_matrix(w: QuantizedWeight) -> None:
         ValueError: it is a stack of matrices.
     """
     if w.weight.ndim != 2:
-        raise ValueError(
-            f"the weight is a stack of matrices of shape {list(w.weight.shape)}; expected one matrix"
-        )
+        raise ValueError(f"the weight is a stack of matrices of shape {list(w.weight.shape)}; expected one matrix")
 
 
 def check_staged(columns: int) -> None:
@@ -48,9 +44,7 @@ def check_staged(columns: int) -> None:
         ValueError: it does not.
     """
     if columns > MOST_STAGED_COLUMNS:
-        raise ValueError(
-            f"a row has {columns} columns; the decode kernels take at most {MOST_STAGED_COLUMNS}"
-        )
+        raise ValueError(f"a row has {columns} columns; the decode kernels take at most {MOST_STAGED_COLUMNS}")
 
 
 def check_output_dtype(dtype: mx.Dtype) -> None:

@@ -143,9 +143,7 @@ def gated_norm_project_add(
     check_staged(w.columns)
     head = norm_weight.shape[0]
     if head not in _HEAD_SIZES or w.columns % head:
-        raise ValueError(
-            f"norm_weight has {head} values; expected one of {_HEAD_SIZES} that divides {w.columns}"
-        )
+        raise ValueError(f"norm_weight has {head} values; expected one of {_HEAD_SIZES} that divides {w.columns}")
     if z_offset % 8 or not 0 <= z_offset <= proj.shape[1] - w.columns:
         raise ValueError(
             f"z_offset is {z_offset}; expected a multiple of 8 from 0 to {proj.shape[1] - w.columns} "

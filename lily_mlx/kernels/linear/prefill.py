@@ -125,9 +125,7 @@ def embed(tokens: mx.array, w: QuantizedWeight) -> mx.array:
     check_matrix(w)
     check_array("tokens", tokens, (None,), mx.uint32)
     if w.weight.size < 8 or w.scales.size < 8:
-        raise ValueError(
-            f"the embedding table [{w.rows}, {w.columns}] is too small; expected at least 8 rows"
-        )
+        raise ValueError(f"the embedding table [{w.rows}, {w.columns}] is too small; expected at least 8 rows")
     rows, units = tokens.shape[0], w.columns // 32
     (out,) = _EMBED(
         [tokens, w.weight, w.scales, w.biases],

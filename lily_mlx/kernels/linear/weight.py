@@ -38,16 +38,12 @@ class QuantizedWeight:
         if self.bits not in BITS:
             raise ValueError(f"quantised weight of {self.bits} bits; the kernels take {BITS}")
         if self.group_size not in GROUP_SIZES:
-            raise ValueError(
-                f"quantised weight with groups of {self.group_size}; the kernels take {GROUP_SIZES}"
-            )
+            raise ValueError(f"quantised weight with groups of {self.group_size}; the kernels take {GROUP_SIZES}")
         if self.weight.dtype != mx.uint32:
             raise ValueError(f"codes must be uint32 words, got {self.weight.dtype}")
         for name, array in (("scales", self.scales), ("biases", self.biases)):
             if array.dtype != mx.bfloat16:
-                raise ValueError(
-                    f"{name} must be bfloat16, got {array.dtype}; convert them with astype(mx.bfloat16)"
-                )
+                raise ValueError(f"{name} must be bfloat16, got {array.dtype}; convert them with astype(mx.bfloat16)")
         *lead, words = self.weight.shape
         if not lead or words == 0 or words * 32 % self.bits or self.columns % self.group_size:
             raise ValueError(

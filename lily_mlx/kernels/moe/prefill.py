@@ -68,8 +68,7 @@ def grouped_gate_up(x: mx.array, routing: Routing, weights: ExpertWeights) -> mx
     tile = policy.grouped_tile(routing.tile_rows)
     (hidden,) = _GATE_UP(
         [x, routing.row_tokens, routing.blocks, *weights.gate_up_arrays()],
-        template=_template(weights, tile, weights.hidden)
-        | format_template(weights.gate, weights.shared_gate),
+        template=_template(weights, tile, weights.hidden) | format_template(weights.gate, weights.shared_gate),
         grid=_grid(routing, tile, weights.intermediate),
         threadgroup=(policy.THREADS, 1, 1),
         output_shapes=[(routing.rows, weights.intermediate)],
@@ -97,8 +96,7 @@ def grouped_down(hidden: mx.array, routing: Routing, weights: ExpertWeights) -> 
     tile = policy.grouped_tile(routing.tile_rows)
     (out,) = _DOWN(
         [hidden, routing.blocks, *weights.down_arrays()],
-        template=_template(weights, tile, weights.intermediate)
-        | format_template(weights.down, weights.shared_down),
+        template=_template(weights, tile, weights.intermediate) | format_template(weights.down, weights.shared_down),
         grid=_grid(routing, tile, weights.hidden),
         threadgroup=(policy.THREADS, 1, 1),
         output_shapes=[(routing.rows, weights.hidden)],

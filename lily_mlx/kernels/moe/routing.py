@@ -87,9 +87,7 @@ def route(logits: mx.array, top_k: int, normalise: bool, tile_rows: int | None =
     tokens = logits.shape[0]
     pairs = tokens * top_k
     if tokens < 1 or pairs > MAX_PAIRS:
-        raise ValueError(
-            f"route: {tokens} rows with top_k {top_k}; give 1 to {MAX_PAIRS // top_k} rows, or chunk them"
-        )
+        raise ValueError(f"route: {tokens} rows with top_k {top_k}; give 1 to {MAX_PAIRS // top_k} rows, or chunk them")
     if tile_rows is None:
         tile_rows = policy.tile_height(tokens, top_k, experts_count)
     if tile_rows not in policy.TILE_HEIGHTS:

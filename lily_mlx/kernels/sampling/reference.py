@@ -60,9 +60,7 @@ def head(
     return logits, values, np.arange(values.size, dtype=np.uint32)
 
 
-def select(
-    best_value: np.ndarray, best_index: np.ndarray, position: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def select(best_value: np.ndarray, best_index: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The index of the largest value, the lowest of equals, and position + 1."""
     values = np.where(np.isnan(best_value), -np.inf, best_value)
     return best_index[values == values.max()].min(keepdims=True), position + 1

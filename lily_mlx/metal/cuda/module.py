@@ -71,9 +71,7 @@ def _function(source: CudaSource, inputs: Sequence[mx.array], output_dtypes: Seq
         for suffix, kind in (("_shape", "Shape"), ("_strides", "Strides"), ("_ndim", "int")):
             if array.ndim > 0 and name + suffix in source.source:
                 parameters.append(f"    const __grid_constant__ {kind} {name}{suffix}")
-    parameters += [
-        f"    {TYPES[dtype]}* {name}" for name, dtype in zip(source.outputs, output_dtypes, strict=True)
-    ]
+    parameters += [f"    {TYPES[dtype]}* {name}" for name, dtype in zip(source.outputs, output_dtypes, strict=True)]
     return (
         f"__global__ void {kernel_name(source)}(\n"
         + ",\n".join(parameters)

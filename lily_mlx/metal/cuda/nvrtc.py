@@ -76,14 +76,10 @@ def _places() -> list[str]:
     spec = importlib.util.find_spec("nvidia")
     roots = [f"{root}/*/lib" for root in (spec.submodule_search_locations or [])] if spec else []
     roots += ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/*/lib"]
-    return [
-        place for root in roots for place in sorted(glob.glob(f"{root}/libnvrtc.so.*")) if place[-1].isdigit()
-    ]
+    return [place for root in roots for place in sorted(glob.glob(f"{root}/libnvrtc.so.*")) if place[-1].isdigit()]
 
 
-def compile_text(
-    text: str, name: str, kernel: str, architecture: str, includes: Sequence[str] = ()
-) -> Compiled:
+def compile_text(text: str, name: str, kernel: str, architecture: str, includes: Sequence[str] = ()) -> Compiled:
     """Compiles a CUDA source as MLX does.
 
     Args:
@@ -106,9 +102,7 @@ def compile_text(
         *(f"--include-path={include}" for include in includes),
     ]
     program = ctypes.c_void_p()
-    status = nvrtc.nvrtcCreateProgram(
-        ctypes.byref(program), text.encode(), f"{name}.cu".encode(), 0, None, None
-    )
+    status = nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), f"{name}.cu".encode(), 0, None, None)
     if status:
         raise CompileError(f"{name}: nvrtcCreateProgram failed with status {status}")
     try:

@@ -153,9 +153,7 @@ def test_project_add_rounds_once():
     """257 + 1 is 258 with one rounding; 257 rounds to 256 in bfloat16, and 256 + 1 again to 256."""
     codes = np.zeros((9, 32))
     codes[:, 0], codes[:, 31] = 255, 2
-    got = linear.project_add(
-        mx.ones((1, 32), mx.bfloat16), integer_weight(codes), mx.ones((1, 9), mx.bfloat16)
-    )
+    got = linear.project_add(mx.ones((1, 32), mx.bfloat16), integer_weight(codes), mx.ones((1, 9), mx.bfloat16))
     assert to_numpy(got).tolist() == [[258.0] * 9]
 
 

@@ -88,9 +88,7 @@ def test_threadgroup_reductions(simdgroups):
 
 
 @pytest.mark.parametrize("transposed", [True, False], ids=["B transposed", "B as it is"])
-@pytest.mark.parametrize(
-    ("m", "n", "k"), [(8, 8, 8), (16, 8, 16), (16, 32, 64), (32, 32, 48), (8, 64, 32)], ids=str
-)
+@pytest.mark.parametrize(("m", "n", "k"), [(8, 8, 8), (16, 8, 16), (16, 32, 64), (32, 32, 48), (8, 64, 32)], ids=str)
 def test_tile_products(m, n, k, transposed):
     generator = rng(m * n * k)
     a, b = bf16(generator.standard_normal((m, k))), bf16(generator.standard_normal((k, n)))

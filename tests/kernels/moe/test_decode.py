@@ -123,8 +123,7 @@ def test_mixed_format_is_deterministic() -> None:
     ones = mx.ones((128,), dtype=mx.bfloat16)
     logits = mx.array(generator.normal(0.0, 1.0, (1, 17)).astype(np.float32))
     first, second = (
-        experts_down(*experts_gate_up(x, ones, logits, weights, 4, EPS, True), weights, residual)
-        for _ in range(2)
+        experts_down(*experts_gate_up(x, ones, logits, weights, 4, EPS, True), weights, residual) for _ in range(2)
     )
     assert mx.array_equal(first, second).item()
 

@@ -28,9 +28,7 @@ EPS = 1e-6
 
 def reference_routing(routing: Routing) -> reference.Routing:
     """The routing that the GPU chose, for the reference: rows then compare one by one."""
-    arrays = {
-        field.name: to_numpy(getattr(routing, field.name)) for field in dataclasses.fields(reference.Routing)
-    }
+    arrays = {field.name: to_numpy(getattr(routing, field.name)) for field in dataclasses.fields(reference.Routing)}
     return reference.Routing(**{k: v if k == "scores" else v.astype(np.int64) for k, v in arrays.items()})
 
 

@@ -11,9 +11,7 @@ from lily_mlx.kernels.moe.routing import block_capacity
 from tests.support import FLOAT32_TOLERANCE, assert_close, rng, to_numpy
 
 
-def check_routing(
-    logits: np.ndarray, top_k: int, normalise: bool = True, tile_rows: int | None = None
-) -> Routing:
+def check_routing(logits: np.ndarray, top_k: int, normalise: bool = True, tile_rows: int | None = None) -> Routing:
     """Routes and compares everything with the reference. Returns the routing."""
     logits = logits.astype(np.float32)
     got = route(mx.array(logits), top_k, normalise, tile_rows)
@@ -46,9 +44,7 @@ def random_logits(seed: int, tokens: int, experts: int) -> np.ndarray:
 
 
 SIZES = [(7, experts, top_k) for experts in (4, 16, 33, 256) for top_k in (1, 2, 4, 8) if top_k <= experts]
-SIZES += [
-    (tokens, experts, top_k) for tokens in (1, 2, 33, 64, 130) for experts, top_k in ((33, 2), (256, 8))
-]
+SIZES += [(tokens, experts, top_k) for tokens in (1, 2, 33, 64, 130) for experts, top_k in ((33, 2), (256, 8))]
 SIZES += [(3, 1, 1), (5, 512, 32), (2, 32, 32), (9, 31, 3)]
 
 
@@ -94,9 +90,7 @@ def test_ties_keep_the_higher_id(logits: list[float], top_k: int, chosen: list[i
     assert to_numpy(routing.experts).tolist() == [chosen]
 
 
-@pytest.mark.parametrize(
-    "tied", [(31, 32), (0, 32, 64, 96), (30, 31, 32, 33, 63, 64), (5, 37, 38, 255)], ids=str
-)
+@pytest.mark.parametrize("tied", [(31, 32), (0, 32, 64, 96), (30, 31, 32, 33, 63, 64), (5, 37, 38, 255)], ids=str)
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_ties_across_the_simdgroup(tied: tuple[int, ...], top_k: int) -> None:
     logits = random_logits(2, 1, 256)

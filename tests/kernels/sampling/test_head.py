@@ -151,9 +151,7 @@ def test_draws_follow_the_softmax():
 
 def test_reference_noise_is_gumbel():
     """The definition's own noise, over many positions: the argmax of 8 equal logits is uniform."""
-    counts = np.bincount(
-        [reference.noise(7, position, 8).argmax() for position in range(20_000)], minlength=8
-    )
+    counts = np.bincount([reference.noise(7, position, 8).argmax() for position in range(20_000)], minlength=8)
     assert chi_square(counts, np.full(8, 1 / 8)) < 24.3  # 7 degrees of freedom
     values = np.concatenate([reference.noise(9, position, 1000) for position in range(100)])
     assert abs(values.mean() - np.euler_gamma) < 0.02

@@ -109,7 +109,8 @@ def text_tokens(model_name: str, positions: int, vocab_size: int) -> list[int]:
     held_out = directory / "heldout.txt"
     if not held_out.exists():
         return prompt(positions, vocab_size)
-    tokens = load_tokenizer(directory).encode(held_out.read_text())
+    # A token stands for 2 or 3 characters; encoding all of a long text would warn about its length.
+    tokens = load_tokenizer(directory).encode(held_out.read_text()[: 16 * positions])
     return list(tokens[:positions])
 
 

@@ -76,6 +76,21 @@ def test_several_processes_share_an_empty_cache(empty_cache):
     assert len(list(empty_cache.glob("*.so"))) == 2
 
 
+def test_processors_without_our_own_switch(empty_cache):
+    """The portable way to switch stacks, which other processors than x86-64 and AArch64 use."""
+    code = (
+        "from tests.metal.test_cpu_checks import RIGHT, test_right_kernel_passes as passes\n"
+        "passes('neighbours-after-a-barrier')\npasses('simdgroup-barrier-inside-a-simdgroup')\n"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.getcwd(),
+        "CXX": " ".join(compiler.find_compiler().command) + " -DLILY_UCONTEXT",
+        "LILY_MLX_CHECKED": "1",
+    }
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+
+
 def test_missing_compiler_is_named_with_the_remedy(empty_cache, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(empty_cache))

@@ -11,7 +11,7 @@
 #define HIDE(name) ".type " name ", %function\n"
 #endif
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(LILY_UCONTEXT)
 // The way back is an indirect jump, not a return: returns are predicted by a stack that does not switch.
 asm(".text\n.globl " SYMBOL("lily_switch") "\n" HIDE("lily_switch")
     SYMBOL("lily_switch") ":\n"
@@ -34,7 +34,7 @@ void* new_stack(char* top, void (*entry)()) {
 }
 }  // namespace lily
 
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && !defined(LILY_UCONTEXT)
 asm(".text\n.globl " SYMBOL("lily_switch") "\n" HIDE("lily_switch") ".p2align 4\n"
     SYMBOL("lily_switch") ":\n"
     "  sub sp, sp, #160\n"
@@ -62,7 +62,8 @@ void* new_stack(char* top, void (*entry)()) {
 }  // namespace lily
 
 #else
-// Any other processor: the C library's contexts, which also save the signal mask and are slower.
+// Any other processor, or -DLILY_UCONTEXT: the C library's contexts, which also save the signal mask and are
+// slower.
 #include <ucontext.h>
 
 namespace {

@@ -83,6 +83,9 @@ def _precise_swiglu(h: mx.array, gate: mx.array, x: mx.array) -> mx.array:
 @contextlib.contextmanager
 def _metal_functions() -> Iterator[None]:
     """MLX and mlx-lm as they behave on Metal, as far as the graph of this model goes."""
+    # Imported before anything is replaced: mlx-lm makes its stream for the default device when it is imported.
+    from mlx_lm.models import gated_delta, qwen3_5, qwen3_next, switch_layers
+
     with contextlib.ExitStack() as stack:
 
         def replace(target: Any, name: str, value: Any) -> None:
@@ -90,8 +93,6 @@ def _metal_functions() -> Iterator[None]:
 
         replace(mx.metal, "is_available", lambda: True)
         replace(mx, "default_device", lambda: mx.gpu)
-        from mlx_lm.models import gated_delta, qwen3_5, qwen3_next, switch_layers
-
         replace(gated_delta, "_gated_delta_kernel", gated_delta._make_gated_delta_kernel())
         replace(gated_delta, "_gated_delta_kernel_packed", gated_delta._make_gated_delta_packed_kernel())
         replace(gated_delta, "compute_g", _compute_g)

@@ -8,7 +8,7 @@ demo: ## Generate text from the bundled checkpoint with our kernels
 
 test: ## Run the tests
 	@tools/setup.sh test,plot
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n auto
 
 lint: ## Check style and types
 	@tools/setup.sh dev

@@ -160,7 +160,7 @@ def test_top_token_agrees_with_mlx_lm_on_held_out_text(ours, theirs, held_out, w
     scope="module",
     params=[
         pytest.param(200, id="200-positions"),
-        pytest.param(4096, id="4096-positions", marks=pytest.mark.slow),
+        pytest.param(1024, id="1024-positions", marks=pytest.mark.slow),
     ],
 )
 def passage(request, ours, held_out):

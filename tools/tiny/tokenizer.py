@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 ORDINARY_TOKENS = 2000
 """Pieces that BPE learns, the 256 bytes included. The special tokens come after them."""
@@ -57,9 +57,11 @@ follows. Every character belongs to one of the alternatives, so nothing is lost.
 def train_tokenizer(text: str, ordinary_tokens: int = ORDINARY_TOKENS) -> Tokenizer:
     """Learn the pieces from `text` (training part only) and append the special tokens.
 
-    There is no Unicode normalisation: decoding returns the very text that was encoded.
+    Text is brought into Unicode form NFC, as Qwen's tokenizers do (transformers does so for this model type whatever
+    the file says); beyond that, decoding returns the very text that was encoded.
     """
     tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
@@ -78,9 +80,7 @@ def train_tokenizer(text: str, ordinary_tokens: int = ORDINARY_TOKENS) -> Tokeni
     return tokenizer
 
 
-def _visible(token: str):
-    from tokenizers import AddedToken
-
+def _visible(token: str) -> AddedToken:
     return AddedToken(token, normalized=False, special=False)
 
 

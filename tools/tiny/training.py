@@ -17,6 +17,7 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeExper
 from .corpus import Batches, Corpus
 from .quantization import QuantizedTraining
 
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything that decides the result, besides the corpus. Printed into the model card."""
@@ -53,6 +54,13 @@ def _dense_experts(self: Any, hidden: torch.Tensor, chosen: torch.Tensor, scores
     return torch.einsum("eti,ehi->th", inner, self.down_proj)
 
 
+def use_dense_experts(model: torch.nn.Module) -> None:
+    """Replace the computation of the experts, not its result."""
+    for module in model.modules():
+        if isinstance(module, Qwen3_5MoeExperts):
+            module.forward = _dense_experts.__get__(module)
+
+
 def build_model(config: Qwen3_5MoeTextConfig, recipe: Recipe, device: str) -> Qwen3_5MoeForCausalLM:
     """The model in float32 with dropout on the embedding and on every addition to the residual stream."""
     torch.manual_seed(recipe.seed)
@@ -72,9 +80,7 @@ def build_model(config: Qwen3_5MoeTextConfig, recipe: Recipe, device: str) -> Qw
         mixer = layer.linear_attn if layer.block_type == "linear_attention" else layer.self_attn
         mixer.register_forward_hook(drop)
         layer.mlp.register_forward_hook(drop)
-    for module in model.modules():
-        if isinstance(module, Qwen3_5MoeExperts):
-            module.forward = _dense_experts.__get__(module)
+    use_dense_experts(model)
     # The output projections of a deep residual stream start smaller.
     for name, parameter in model.named_parameters():
         if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight", "experts.down_proj")):

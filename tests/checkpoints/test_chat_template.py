@@ -62,7 +62,8 @@ def test_tools_and_system_text_share_one_turn(render):
 
 
 @pytest.mark.parametrize(
-    ("content", "between"), [pytest.param("", "", id="no-words"), pytest.param("Wait. ", "Wait.\n\n", id="words-before")]
+    ("content", "between"),
+    [pytest.param("", "", id="no-words"), pytest.param("Wait. ", "Wait.\n\n", id="words-before")],
 )
 def test_tool_call_with_object_arguments(render, content, between):
     text = render([USER, call_turn(CALL["arguments"], content)])
@@ -76,7 +77,9 @@ def test_tool_call_with_text_arguments(render):
 
 @pytest.mark.parametrize("arguments", ["", "{}", {}, None, " {} "])
 def test_tool_call_without_arguments(render, arguments):
-    assert render([USER, call_turn(arguments)]).endswith("<tool_call>\n<function=add>\n</function>\n</tool_call><|im_end|>\n")
+    assert render([USER, call_turn(arguments)]).endswith(
+        "<tool_call>\n<function=add>\n</function>\n</tool_call><|im_end|>\n"
+    )
 
 
 def test_parser_of_mlx_lm_reads_a_rendered_call(tokenizer, render):

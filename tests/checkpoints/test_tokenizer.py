@@ -18,7 +18,9 @@ def random_text(seed: int) -> str:
     generator = random.Random(seed)
     characters = [chr(generator.randrange(*generator.choice(RANGES))) for _ in range(generator.randrange(1, 200))]
     for _ in range(len(characters) // 5):
-        characters.insert(generator.randrange(len(characters)), generator.choice(["\n", "\r\n", "  ", "\t", " ", "\x00"]))
+        characters.insert(
+            generator.randrange(len(characters)), generator.choice(["\n", "\r\n", "  ", "\t", " ", "\x00"])
+        )
     return "".join(characters)
 
 
@@ -66,9 +68,20 @@ def test_text_cut_after_a_line_break_keeps_its_tokens(tokenizer):
 
 @pytest.mark.parametrize(
     "token",
-    ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>",
-     "<tool_response>", "</tool_response>", "<|fim_prefix|>", "<|vision_start|>"],
-)  # fmt: skip
+    [
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_response>",
+        "</tool_response>",
+        "<|fim_prefix|>",
+        "<|vision_start|>",
+    ],
+)
 def test_special_tokens_are_single_and_come_last(tokenizer, token):
     (number,) = tokenizer.encode(token, add_special_tokens=False)
     assert 2000 <= number < len(tokenizer)

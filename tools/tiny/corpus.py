@@ -64,13 +64,16 @@ class RowSampler:
         self.corpus = corpus
         self.rng = np.random.default_rng(seed)
         self.chat_share = chat_share
-        self.special = {token: corpus.tokenizer.token_to_id(token) for token in
-                        ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>")}  # fmt: skip
+        self.special = {
+            token: corpus.tokenizer.token_to_id(token)
+            for token in ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>")
+        }
 
     def rows(self, count: int, length: int) -> np.ndarray:
         """int64 `[count, length]`."""
-        return np.stack([self._chats(length) if self.rng.random() < self.chat_share else self._window(length)
-                         for _ in range(count)])  # fmt: skip
+        return np.stack(
+            [self._chats(length) if self.rng.random() < self.chat_share else self._window(length) for _ in range(count)]
+        )
 
     def _window(self, length: int) -> np.ndarray:
         start = self.rng.integers(len(self.corpus.stream) - length)

@@ -54,10 +54,11 @@ python -m mlx_lm convert --hf-path tiny-hf --mlx-path tiny-mlx -q
 python -m tools.tiny.evaluate input.txt tiny-hf tiny-mlx
 ```
 
-AdamW with cosine decay; dropout {dropout} on the embedding and on every addition to the residual stream; attention
-dropout {training_attention_dropout}; BPE dropout {bpe_dropout} (each pass over the corpus splits the words in another way) except
-in the last {settle:.0%} of the steps; weight decay {weight_decay}; from {quantize_from:.0%} of the steps on the forward pass
-uses the weights rounded to 4 bits (straight-through gradient); moving average of the weights ({average}).
+AdamW with cosine decay, weight decay {weight_decay}; dropout {dropout} on the embedding and on every addition to the
+residual stream; attention dropout {training_attention_dropout}; BPE dropout {bpe_dropout} (each pass over the corpus
+splits the words in another way) except in the last {settle:.0%} of the steps; from {quantize_from:.0%} of the steps on
+the forward pass uses the weights rounded to 4 bits (straight-through gradient); moving average of the weights
+({average}).
 The first half of the held-out text chose among {variants} and among the evaluations of a run;
 the second half decided nothing. Seed {seed}. {steps_run:,} steps, {tokens_seen:,} tokens, {seconds:.0f} s on one
 {device} that trained another variant at the same time (torch {torch}). A second training on a GPU gives
@@ -84,8 +85,8 @@ Logits of mlx_lm and of transformers over {positions:,} held-out tokens:
 
 ## Quotation
 
-Longest run of tokens of each sample that occurs in the training text, chat prompts, {sample_tokens} tokens a sample. The
-held-out text, in pieces of about 147 tokens, shows how often Shakespeare quotes himself.
+Longest run of tokens of each sample that occurs in the training text, chat prompts, {sample_tokens} tokens a sample.
+The held-out text, in pieces of about 147 tokens, shows how often Shakespeare quotes himself.
 
 {overlap}
 
@@ -133,27 +134,52 @@ def write_model_card(folder: Path, variants: str = "seven trainings") -> None:
     step = max(1, len(training["curve"]) // 12)
     curve = _table(
         ["step", "seconds", "training (with dropout)", "held-out, first half"],
-        [[f"{p['step']}", f"{p['seconds']:.0f}", f"{p['training_loss']:.3f}", f"{p['validation_loss']:.3f}"]
-         for p in training["curve"][step - 1 :: step]],
-    )  # fmt: skip
+        [
+            [f"{p['step']}", f"{p['seconds']:.0f}", f"{p['training_loss']:.3f}", f"{p['validation_loss']:.3f}"]
+            for p in training["curve"][step - 1 :: step]
+        ],
+    )
     perplexity = _table(
         ["weights", "a token", "a character", "bits a character", "second half: a token", "bits a character"],
-        [[name, f"{e['perplexity_per_token']:.2f}", f"{e['perplexity_per_character']:.3f}",
-          f"{e['bits_per_character']:.3f}", f"{e['second_half_perplexity_per_token']:.2f}",
-          f"{e['second_half_bits_per_character']:.3f}"]
-         for name, e in ((name, evaluation[name]) for name in ("bfloat16", "4 bits"))],
-    )  # fmt: skip
+        [
+            [
+                name,
+                f"{e['perplexity_per_token']:.2f}",
+                f"{e['perplexity_per_character']:.3f}",
+                f"{e['bits_per_character']:.3f}",
+                f"{e['second_half_perplexity_per_token']:.2f}",
+                f"{e['second_half_bits_per_character']:.3f}",
+            ]
+            for name, e in ((name, evaluation[name]) for name in ("bfloat16", "4 bits"))
+        ],
+    )
     both = evaluation["mlx_lm against transformers"]
     agreement = _table(
         ["computed in", "same most likely token", "largest difference of a logit", "range of the logits", "divergence"],
-        [[name, f"{e['top_1_agreement']:.2%}", f"{e['largest_logit_difference']:.2g}", f"{e['range_of_logits']:.0f}",
-          f"{e['mean_divergence_nats']:.1e} nats"] for name, e in both.items()],
-    )  # fmt: skip
+        [
+            [
+                name,
+                f"{e['top_1_agreement']:.2%}",
+                f"{e['largest_logit_difference']:.2g}",
+                f"{e['range_of_logits']:.0f}",
+                f"{e['mean_divergence_nats']:.1e} nats",
+            ]
+            for name, e in both.items()
+        ],
+    )
     overlap = _table(
         ["text", "samples", "mean of the longest runs", "longest run", "which is"],
-        [[name, str(e["samples"]), f"{e['mean_longest_run']:.1f}", str(e["longest_run"]),
-          "`" + e["longest_run_text"].replace("\n", " / ") + "`"] for name, e in evaluation["verbatim overlap"].items()],
-    )  # fmt: skip
+        [
+            [
+                name,
+                str(e["samples"]),
+                f"{e['mean_longest_run']:.1f}",
+                str(e["longest_run"]),
+                "`" + e["longest_run_text"].replace("\n", " / ") + "`",
+            ]
+            for name, e in evaluation["verbatim overlap"].items()
+        ],
+    )
     samples = "\n\n".join(
         f"**{sample['prompt']!r}, {way}**\n\n{_quote(sample[way])}"
         for sample in evaluation["samples"][:4]
@@ -161,9 +187,22 @@ def write_model_card(folder: Path, variants: str = "seven trainings") -> None:
     )
     card = CARD.format(
         **config,
-        **{name: training[name] for name in ("parameters", "steps_run", "tokens_seen", "seconds", "best_step", "torch")},
-        **{name: recipe[name] for name in ("dropout", "bpe_dropout", "settle", "weight_decay",
-                                           "quantize_from", "average", "seed", "layers")},
+        **{
+            name: training[name] for name in ("parameters", "steps_run", "tokens_seen", "seconds", "best_step", "torch")
+        },
+        **{
+            name: recipe[name]
+            for name in (
+                "dropout",
+                "bpe_dropout",
+                "settle",
+                "weight_decay",
+                "quantize_from",
+                "average",
+                "seed",
+                "layers",
+            )
+        },
         device=training["device"],
         training_attention_dropout=recipe["attention_dropout"],
         active=_active_parameters(config, training["parameters"]),
@@ -179,5 +218,5 @@ def write_model_card(folder: Path, variants: str = "seven trainings") -> None:
         sample_tokens=160,
         overlap=overlap,
         samples=samples,
-    )  # fmt: skip
+    )
     (folder / "README.md").write_text(card, encoding="utf-8")

@@ -47,8 +47,9 @@ def with_transformers_quantized(folder: Path, converted: Path) -> Logits:
     quantized.set_dtype(mx.float32)
     from mlx.utils import tree_flatten
 
-    source = {name.removeprefix("language_model."): np.array(value)
-              for name, value in tree_flatten(quantized.parameters())}  # fmt: skip
+    source = {
+        name.removeprefix("language_model."): np.array(value) for name, value in tree_flatten(quantized.parameters())
+    }
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("experts.gate_up_proj"):

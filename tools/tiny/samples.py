@@ -10,11 +10,27 @@ from mlx_lm import batch_generate
 from mlx_lm.sample_utils import make_sampler
 
 PROMPTS = (
-    "ROMEO:", "JULIET:\nO ", "KING RICHARD III:", "First Citizen:", "Tell me a story.", "GLOUCESTER:\nNow",
-    "Hello! Who are you?", "DUKE VINCENTIO:", "The king is dead.", "ISABELLA:\nI would to heaven",
-    "Write a scene.", "PETRUCHIO:", "What news from Rome?", "MENENIUS:", "Speak of love.", "LADY ANNE:",
-    "QUEEN MARGARET:\nWhat", "CORIOLANUS:", "A storm at sea.", "PROSPERO:",
-)  # fmt: skip
+    "ROMEO:",
+    "JULIET:\nO ",
+    "KING RICHARD III:",
+    "First Citizen:",
+    "Tell me a story.",
+    "GLOUCESTER:\nNow",
+    "Hello! Who are you?",
+    "DUKE VINCENTIO:",
+    "The king is dead.",
+    "ISABELLA:\nI would to heaven",
+    "Write a scene.",
+    "PETRUCHIO:",
+    "What news from Rome?",
+    "MENENIUS:",
+    "Speak of love.",
+    "LADY ANNE:",
+    "QUEEN MARGARET:\nWhat",
+    "CORIOLANUS:",
+    "A storm at sea.",
+    "PROSPERO:",
+)
 
 
 class Overlap:

@@ -85,7 +85,7 @@ def _visible(token: str) -> AddedToken:
 
 
 def padded_vocabulary(tokenizer: Tokenizer) -> int:
-    """Number of embedding rows: the vocabulary rounded up to a multiple of 64 (as the full-size model has spare rows)."""
+    """Rows of the embedding: the vocabulary rounded up to a multiple of 64 (the full-size model has spare rows too)."""
     size = tokenizer.get_vocab_size()
     return -(-size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 

@@ -170,8 +170,12 @@ def train(
         step += 1
         if step % recipe.evaluate_every == 0 or progress >= 1.0:
             since = step % recipe.evaluate_every or recipe.evaluate_every
-            point = {"step": step, "seconds": round(time.perf_counter() - start, 1),
-                     "training_loss": round(float(running) / since, 4), "validation_loss": round(evaluate(), 4)}  # fmt: skip
+            point = {
+                "step": step,
+                "seconds": round(time.perf_counter() - start, 1),
+                "training_loss": round(float(running) / since, 4),
+                "validation_loss": round(evaluate(), 4),
+            }
             running = 0.0
             curve.append(point)
             print(point, flush=True)
@@ -182,6 +186,12 @@ def train(
                 names = [name for name, _ in model.named_parameters()]
                 best = {name: value.to("cpu", copy=True) for name, value in zip(names, average, strict=True)}
     batches.close()
-    summary = {"recipe": asdict(recipe), "steps_run": step, "best_step": best_step, "tokens_seen": seen,
-               "best_validation_loss": best_loss, "seconds": round(time.perf_counter() - start, 1)}  # fmt: skip
+    summary = {
+        "recipe": asdict(recipe),
+        "steps_run": step,
+        "best_step": best_step,
+        "tokens_seen": seen,
+        "best_validation_loss": best_loss,
+        "seconds": round(time.perf_counter() - start, 1),
+    }
     return best, curve, summary

@@ -56,3 +56,5 @@ def test_card_has_the_figures(evaluation):
         assert f"{evaluation[weights]['perplexity_per_token']:.2f}" in card
     # Four bits cost little, and both libraries compute the same function.
     assert evaluation["4 bits"]["nats_per_token"] < evaluation["bfloat16"]["nats_per_token"] + 0.1
+    for comparison in evaluation["mlx_lm against transformers"].values():
+        assert comparison["top_1_agreement"] > 0.98

@@ -58,3 +58,7 @@ def test_card_has_the_figures(evaluation):
     assert evaluation["4 bits"]["nats_per_token"] < evaluation["bfloat16"]["nats_per_token"] + 0.1
     for comparison in evaluation["mlx_lm against transformers"].values():
         assert comparison["top_1_agreement"] > 0.98
+
+
+def test_samples_do_not_quote(evaluation):
+    assert evaluation["verbatim overlap"]["temperature 0.8"]["mean_longest_run"] <= 12

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from lily_mlx.kernels.checks import check_array, check_rows
 from lily_mlx.metal import Kernel
 
-from .checks import check_array, check_cache, check_length, check_position, check_rows
+from .checks import check_cache, check_length, check_position
 from .shape import TAIL_ROWS, AttentionShape, KVCache, capacity_for
 
 _HEADERS = ("kernels/attention/rows.h",)

@@ -6,10 +6,11 @@ import math
 
 import mlx.core as mx
 
+from lily_mlx.kernels.checks import check_array
 from lily_mlx.metal import Kernel
 
 from . import policy
-from .checks import check_array, check_cache, check_norms, check_position
+from .checks import check_cache, check_norms, check_position
 from .rope import turns_per_position
 from .shape import TAIL_ROWS, AttentionShape, KVCache
 

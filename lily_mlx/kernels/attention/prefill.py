@@ -6,10 +6,11 @@ import math
 
 import mlx.core as mx
 
+from lily_mlx.kernels.checks import check_array, check_rows
 from lily_mlx.metal import Kernel, current_backend
 
 from . import policy
-from .checks import check_array, check_cache, check_norms, check_position, check_rows
+from .checks import check_cache, check_norms, check_position
 from .decode import combine
 from .rope import turns_per_position
 from .shape import TAIL_ROWS, AttentionShape, KVCache

@@ -6,28 +6,17 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from lily_mlx.kernels import checks
+from lily_mlx.kernels.checks import check_array
+
 from .shape import DeltaNetShape
 
 MAX_ROWS = 1 << 16
 
 
-def check_array(where: str, name: str, array: mx.array, shape: Sequence[int], dtype: mx.Dtype) -> None:
-    """Raises a ValueError that names the array unless it has this shape and dtype."""
-    if array.dtype != dtype or tuple(array.shape) != tuple(shape):
-        raise ValueError(
-            f"{where}: {name} must be {_dtype_name(dtype)} {list(shape)}, "
-            f"got {_dtype_name(array.dtype)} {list(array.shape)}"
-        )
-
-
 def check_rows(where: str, name: str, array: mx.array, row: Sequence[int], dtype: mx.Dtype) -> int:
     """Checks an array of 1 <= M <= MAX_ROWS rows of shape ``row`` and returns M."""
-    rows = array.shape[0] if array.ndim else 0
-    if array.dtype != dtype or array.ndim != len(row) + 1 or tuple(array.shape[1:]) != tuple(row) or rows < 1:
-        raise ValueError(
-            f"{where}: {name} must be {_dtype_name(dtype)} {['M', *row]} with at least one row, "
-            f"got {_dtype_name(array.dtype)} {list(array.shape)}"
-        )
+    rows = checks.check_rows(where, name, array, row, dtype)
     if rows > MAX_ROWS:
         raise ValueError(f"{where}: {name} has {rows} rows; give at most {MAX_ROWS} at once, in chunks")
     return rows
@@ -52,7 +41,3 @@ def check_convolution(
 def check_state(where: str, state: mx.array, shape: DeltaNetShape) -> None:
     """Checks the delta rule's state."""
     check_array(where, "state", state, (shape.value_heads, shape.value_dim, shape.key_dim), mx.float32)
-
-
-def _dtype_name(dtype: mx.Dtype) -> str:
-    return str(dtype).rsplit(".", 1)[-1]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from lily_mlx.kernels.checks import check_array
 from lily_mlx.metal import Kernel, current_backend
 
 from . import policy
-from .checks import check_array, check_convolution, check_state
+from .checks import check_convolution, check_state
 from .shape import DeltaNetShape
 from .template import layer_template
 

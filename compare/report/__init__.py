@@ -1,0 +1,1 @@
+"""The report: result files in, README tables, `docs/measurements.md` and plots out."""

@@ -197,32 +197,41 @@ inline uint mad24(uint a, uint b, uint c) { return (a & 0xffffffu) * (b & 0xffff
 inline int mul24(int a, int b) { return int(uint(a << 8 >> 8) * uint(b << 8 >> 8)); }
 
 template <typename T> struct numeric_limits;
-#define LILY_LIMITS(T, LOWEST, MAX, INF)                                                                    \
+#define LILY_LIMITS(T, LOWEST, MAX)                                                                         \
   template <> struct numeric_limits<T> {                                                                    \
-    static constexpr T lowest() { return LOWEST; }                                                          \
-    static constexpr T min() { return LOWEST; }                                                             \
-    static constexpr T max() { return MAX; }                                                                \
-    static constexpr T infinity() { return INF; }                                                           \
+    static constexpr T lowest() { return T(LOWEST); }                                                       \
+    static constexpr T min() { return T(LOWEST); }                                                          \
+    static constexpr T max() { return T(MAX); }                                                             \
+    static constexpr T infinity() { return T(0); }                                                          \
   };
-LILY_LIMITS(int, INT_MIN, INT_MAX, 0)
-LILY_LIMITS(uint, 0u, UINT_MAX, 0u)
-LILY_LIMITS(short, -32768, 32767, 0)
-LILY_LIMITS(ushort, 0, 65535, 0)
-LILY_LIMITS(uchar, 0, 255, 0)
-template <> struct numeric_limits<float> {
-  static constexpr float lowest() { return -FLT_MAX; }
-  static constexpr float min() { return FLT_MIN; }
-  static constexpr float max() { return FLT_MAX; }
-  static constexpr float epsilon() { return FLT_EPSILON; }
-  static constexpr float infinity() { return __builtin_inff(); }
-  static constexpr float quiet_NaN() { return __builtin_nanf(""); }
-};
+LILY_LIMITS(char, -128, 127)
+LILY_LIMITS(int8_t, -128, 127)
+LILY_LIMITS(uchar, 0, 255)
+LILY_LIMITS(short, -32768, 32767)
+LILY_LIMITS(ushort, 0, 65535)
+LILY_LIMITS(int, INT_MIN, INT_MAX)
+LILY_LIMITS(uint, 0u, UINT_MAX)
+LILY_LIMITS(long, -__LONG_MAX__ - 1, __LONG_MAX__)
+LILY_LIMITS(ulong, 0ul, 2ul * __LONG_MAX__ + 1ul)
+#define LILY_FLOAT_LIMITS(T, CONSTEXPR, MIN, MAX, EPSILON)                                                  \
+  template <> struct numeric_limits<T> {                                                                    \
+    static CONSTEXPR T lowest() { return -T(MAX); }                                                         \
+    static CONSTEXPR T min() { return T(MIN); }                                                             \
+    static CONSTEXPR T max() { return T(MAX); }                                                             \
+    static CONSTEXPR T epsilon() { return T(EPSILON); }                                                     \
+    static CONSTEXPR T infinity() { return T(INFINITY); }                                                   \
+    static CONSTEXPR T quiet_NaN() { return T(NAN); }                                                       \
+  };
+LILY_FLOAT_LIMITS(float, constexpr, FLT_MIN, FLT_MAX, FLT_EPSILON)
+LILY_FLOAT_LIMITS(half, LILY_CONSTEXPR, 0x1p-14f, HALF_MAX, 0x1p-10f)
+LILY_FLOAT_LIMITS(bfloat, LILY_CONSTEXPR, FLT_MIN, 0x1.fep127f, 0x1p-7f)
 #undef LILY_UNARY
 #undef LILY_BINARY
 #undef LILY_TRANSCENDENTAL
 #undef LILY_ORDERED
 #undef LILY_INTEGER
 #undef LILY_LIMITS
+#undef LILY_FLOAT_LIMITS
 #undef LILY_MAP1
 #undef LILY_MAP2
 #undef LILY_MAP3

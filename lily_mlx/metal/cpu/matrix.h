@@ -37,7 +37,7 @@ using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
 using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
 using simdgroup_bfloat8x8 = simdgroup_matrix<bfloat, 8, 8>;
 
-template <typename T, int COLUMNS, int ROWS, typename U>
+template <typename T, int COLUMNS, int ROWS = COLUMNS, typename U = T>
 inline simdgroup_matrix<T, COLUMNS, ROWS> make_filled_simdgroup_matrix(U value) {
   simdgroup_matrix<T, COLUMNS, ROWS> m;
   m.elements = vec<T, 2>(T(value), T(value));

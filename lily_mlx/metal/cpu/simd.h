@@ -116,6 +116,14 @@ LILY_UNTRACED inline T scan(T value, F combine, T identity, bool inclusive, Site
   return e.result()[e.self->lane];
 }
 
+// Combines the values of a quadgroup, four neighbouring lanes. All lanes of the simdgroup take part.
+template <typename T, typename F>
+LILY_UNTRACED inline T reduce_quad(T value, F combine, Site site) {
+  const Exchange<T> e(value, site);
+  const uint first = e.self->lane / 4 * 4;
+  return combine(combine(e.from(first), e.from(first + 1)), combine(e.from(first + 2), e.from(first + 3)));
+}
+
 struct Add { template <typename T> T operator()(T a, T b) const { return T(a + b); } };
 struct Multiply { template <typename T> T operator()(T a, T b) const { return T(a * b); } };
 struct Minimum { template <typename T> T operator()(T a, T b) const { return metal::min(a, b); } };
@@ -139,6 +147,19 @@ LILY_REDUCTION(simd_or, Or)
 LILY_REDUCTION(simd_xor, Xor)
 #undef LILY_REDUCTION
 
+#define LILY_QUAD_REDUCTION(NAME, F)                                                                        \
+  template <typename T> inline T NAME(T value, LILY_SITE(#NAME)) {                                          \
+    return lily::reduce_quad(value, lily::F(), site);                                                       \
+  }
+LILY_QUAD_REDUCTION(quad_sum, Add)
+LILY_QUAD_REDUCTION(quad_product, Multiply)
+LILY_QUAD_REDUCTION(quad_min, Minimum)
+LILY_QUAD_REDUCTION(quad_max, Maximum)
+LILY_QUAD_REDUCTION(quad_and, And)
+LILY_QUAD_REDUCTION(quad_or, Or)
+LILY_QUAD_REDUCTION(quad_xor, Xor)
+#undef LILY_QUAD_REDUCTION
+
 #define LILY_SCAN(NAME, F, IDENTITY, INCLUSIVE)                                                             \
   template <typename T> inline T NAME(T value, LILY_SITE(#NAME)) {                                          \
     return lily::scan(value, lily::F(), T(IDENTITY), INCLUSIVE, site);                                      \
@@ -149,49 +170,57 @@ LILY_SCAN(simd_prefix_inclusive_product, Multiply, 1, true)
 LILY_SCAN(simd_prefix_exclusive_product, Multiply, 1, false)
 #undef LILY_SCAN
 
-template <typename T> LILY_UNTRACED inline T simd_shuffle(T value, uint lane, LILY_SITE("simd_shuffle")) {
+template <typename T> LILY_UNTRACED inline T simd_shuffle(T value, ushort lane, LILY_SITE("simd_shuffle")) {
   return lily::Exchange<T>(value, site).from(lane);
 }
-template <typename T> LILY_UNTRACED inline T simd_shuffle_xor(T value, uint mask, LILY_SITE("simd_shuffle_xor")) {
+template <typename T> LILY_UNTRACED inline T simd_shuffle_xor(T value, ushort mask, LILY_SITE("simd_shuffle_xor")) {
   const lily::Exchange<T> e(value, site);
   return e.from(e.self->lane ^ mask);
 }
 // Lanes without a source keep their own value.
-template <typename T> LILY_UNTRACED inline T simd_shuffle_up(T value, uint delta, LILY_SITE("simd_shuffle_up")) {
+template <typename T> LILY_UNTRACED inline T simd_shuffle_up(T value, ushort delta, LILY_SITE("simd_shuffle_up")) {
   const lily::Exchange<T> e(value, site);
   return e.self->lane >= delta ? e.from(e.self->lane - delta) : value;
 }
-template <typename T> LILY_UNTRACED inline T simd_shuffle_down(T value, uint delta, LILY_SITE("simd_shuffle_down")) {
+template <typename T> LILY_UNTRACED inline T simd_shuffle_down(T value, ushort delta, LILY_SITE("simd_shuffle_down")) {
   const lily::Exchange<T> e(value, site);
   return e.self->lane + delta < lily::SIMD_WIDTH ? e.from(e.self->lane + delta) : value;
 }
 template <typename T>
-LILY_UNTRACED inline T simd_shuffle_and_fill_up(T value, T fill, uint delta, LILY_SITE("simd_shuffle_and_fill_up")) {
+LILY_UNTRACED inline T simd_shuffle_and_fill_up(T value, T fill, ushort delta, LILY_SITE("simd_shuffle_and_fill_up")) {
   const lily::Exchange<T> e(value, site);
   const lily::Exchange<T> f(fill, site);
   return e.self->lane >= delta ? e.from(e.self->lane - delta) : f.from(e.self->lane + lily::SIMD_WIDTH - delta);
 }
 template <typename T>
-LILY_UNTRACED inline T simd_shuffle_and_fill_down(T value, T fill, uint delta, LILY_SITE("simd_shuffle_and_fill_down")) {
+LILY_UNTRACED inline T simd_shuffle_and_fill_down(T value, T fill, ushort delta, LILY_SITE("simd_shuffle_and_fill_down")) {
   const lily::Exchange<T> e(value, site);
   const lily::Exchange<T> f(fill, site);
   const uint lane = e.self->lane + delta;
   return lane < lily::SIMD_WIDTH ? e.from(lane) : f.from(lane - lily::SIMD_WIDTH);
 }
-template <typename T> LILY_UNTRACED inline T simd_shuffle_rotate_up(T value, uint delta, LILY_SITE("simd_shuffle_rotate_up")) {
+template <typename T> LILY_UNTRACED inline T simd_shuffle_rotate_up(T value, ushort delta, LILY_SITE("simd_shuffle_rotate_up")) {
   const lily::Exchange<T> e(value, site);
   return e.from((e.self->lane - delta) % lily::SIMD_WIDTH);
 }
-template <typename T> LILY_UNTRACED inline T simd_shuffle_rotate_down(T value, uint delta, LILY_SITE("simd_shuffle_rotate_down")) {
+template <typename T> LILY_UNTRACED inline T simd_shuffle_rotate_down(T value, ushort delta, LILY_SITE("simd_shuffle_rotate_down")) {
   const lily::Exchange<T> e(value, site);
   return e.from((e.self->lane + delta) % lily::SIMD_WIDTH);
 }
-template <typename T> LILY_UNTRACED inline T simd_broadcast(T value, uint lane, LILY_SITE("simd_broadcast")) {
+template <typename T> LILY_UNTRACED inline T simd_broadcast(T value, ushort lane, LILY_SITE("simd_broadcast")) {
   return lily::Exchange<T>(value, site).from(lane);
 }
 template <typename T> LILY_UNTRACED inline T simd_broadcast_first(T value, LILY_SITE("simd_broadcast_first")) {
   const lily::Exchange<T> e(value, site);
   return e.from(uint(__builtin_ctz(e.group.participants[e.parity])));
+}
+template <typename T> LILY_UNTRACED inline T quad_broadcast(T value, ushort lane, LILY_SITE("quad_broadcast")) {
+  const lily::Exchange<T> e(value, site);
+  return e.from(e.self->lane / 4 * 4 + lane);
+}
+template <typename T> LILY_UNTRACED inline T quad_shuffle_xor(T value, ushort mask, LILY_SITE("quad_shuffle_xor")) {
+  const lily::Exchange<T> e(value, site);
+  return e.from(e.self->lane ^ mask);
 }
 inline bool simd_all(bool value, LILY_SITE("simd_all")) { return lily::reduce(value, lily::And(), site); }
 inline bool simd_any(bool value, LILY_SITE("simd_any")) { return lily::reduce(value, lily::Or(), site); }

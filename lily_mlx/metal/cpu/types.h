@@ -17,6 +17,17 @@ typedef unsigned long ulong;
 #define LILY_ALIGN(bytes)
 #endif
 
+#if defined(__has_builtin)
+#define LILY_HAS_BIT_CAST __has_builtin(__builtin_bit_cast)
+#else
+#define LILY_HAS_BIT_CAST 0
+#endif
+#if LILY_HAS_BIT_CAST
+#define LILY_CONSTEXPR constexpr
+#else
+#define LILY_CONSTEXPR
+#endif
+
 namespace metal {
 
 template <typename T, T V>
@@ -24,8 +35,9 @@ struct integral_constant {
   static constexpr T value = V;
   constexpr operator T() const { return V; }
 };
-using true_type = integral_constant<bool, true>;
-using false_type = integral_constant<bool, false>;
+template <bool V> using bool_constant = integral_constant<bool, V>;
+using true_type = bool_constant<true>;
+using false_type = bool_constant<false>;
 template <typename A, typename B> struct is_same : false_type {};
 template <typename A> struct is_same<A, A> : true_type {};
 template <typename A, typename B> constexpr bool is_same_v = is_same<A, B>::value;
@@ -44,6 +56,17 @@ template <typename T> struct remove_reference { using type = T; };
 template <typename T> struct remove_reference<T&> { using type = T; };
 template <typename T> struct remove_reference<T&&> { using type = T; };
 template <typename T> using remove_reference_t = typename remove_reference<T>::type;
+// Address spaces vanish here; of a constant, as in Metal, the const goes with them.
+template <typename T> using remove_addrspace_t = remove_cv_t<T>;
+template <typename T> T&& declval();
+template <typename From, typename To>
+struct is_convertible {
+  template <typename F, typename T, typename = decltype(declval<void (&)(T)>()(declval<F>()))>
+  static constexpr bool test(int) { return true; }
+  template <typename F, typename T> static constexpr bool test(...) { return false; }
+  static constexpr bool value = test<From, To>(0);
+};
+template <typename From, typename To> constexpr bool is_convertible_v = is_convertible<From, To>::value;
 template <typename T> constexpr bool is_integral_v = __is_same(remove_cv_t<T>, bool) ||
     __is_same(remove_cv_t<T>, char) || __is_same(remove_cv_t<T>, signed char) ||
     __is_same(remove_cv_t<T>, unsigned char) || __is_same(remove_cv_t<T>, short) ||
@@ -52,6 +75,8 @@ template <typename T> constexpr bool is_integral_v = __is_same(remove_cv_t<T>, b
     __is_same(remove_cv_t<T>, unsigned long) || __is_same(remove_cv_t<T>, long long) ||
     __is_same(remove_cv_t<T>, unsigned long long);
 template <typename T> struct is_integral : integral_constant<bool, is_integral_v<T>> {};
+template <typename T> constexpr bool is_unsigned_v = is_integral_v<T> && T(-1) > T(0);
+template <typename T> struct is_unsigned : integral_constant<bool, is_unsigned_v<T>> {};
 template <typename T> constexpr bool is_arithmetic_builtin =
     is_integral_v<T> || __is_same(remove_cv_t<T>, float) || __is_same(remove_cv_t<T>, double);
 
@@ -60,14 +85,27 @@ template <typename T> constexpr bool is_arithmetic_builtin =
 namespace lily {
 
 template <typename To, typename From>
-inline To bit_cast(const From& from) {
-  static_assert(sizeof(To) == sizeof(From), "as_type needs types of one size");
+inline To copy_bits(const From& from) {
   To to;
   __builtin_memcpy(&to, &from, sizeof(To));
   return to;
 }
 
-inline float half_to_float(uint16_t bits) {
+// Compilers that have the builtin can use 16-bit floats in constant expressions.
+template <typename To, typename From>
+inline LILY_CONSTEXPR To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "as_type needs types of one size");
+#if LILY_HAS_BIT_CAST
+  if constexpr (__is_trivially_copyable(To) && __is_trivially_copyable(From)) {
+    return __builtin_bit_cast(To, from);
+  } else
+#endif
+  {
+    return copy_bits<To>(from);
+  }
+}
+
+inline LILY_CONSTEXPR float half_to_float(uint16_t bits) {
   const uint32_t sign = uint32_t(bits & 0x8000u) << 16;
   const uint32_t magnitude = bits & 0x7fffu;
   if (magnitude >= 0x7c00u) {  // infinity, NaN
@@ -78,7 +116,7 @@ inline float half_to_float(uint16_t bits) {
   return bit_cast<float>(sign | bit_cast<uint32_t>(value));
 }
 
-inline uint16_t float_to_half(float value) {
+inline LILY_CONSTEXPR uint16_t float_to_half(float value) {
   const uint32_t bits = bit_cast<uint32_t>(value);
   const uint16_t sign = uint16_t((bits >> 16) & 0x8000u);
   const uint32_t magnitude = bits & 0x7fffffffu;
@@ -95,11 +133,11 @@ inline uint16_t float_to_half(float value) {
   return uint16_t(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
 }
 
-inline float bfloat_to_float(uint16_t bits) {
+inline LILY_CONSTEXPR float bfloat_to_float(uint16_t bits) {
   return bit_cast<float>(uint32_t(bits) << 16);
 }
 
-inline uint16_t float_to_bfloat(float value) {
+inline LILY_CONSTEXPR uint16_t float_to_bfloat(float value) {
   const uint32_t bits = bit_cast<uint32_t>(value);
   if (__builtin_expect((bits & 0x7fffffffu) > 0x7f800000u, 0)) {
     return uint16_t((bits >> 16) | 0x40u);
@@ -117,15 +155,15 @@ inline uint16_t float_to_bfloat(float value) {
     NAME() = default;                                                                                       \
     template <typename T, typename = metal::enable_if_t<metal::is_arithmetic_builtin<T> ||                  \
                                                         metal::is_same_v<T, OTHER>>>                        \
-    explicit NAME(T value) : bits(lily::FROM_FLOAT(float(value))) {}                                        \
-    operator float() const { return lily::TO_FLOAT(bits); }                                                 \
+    LILY_CONSTEXPR explicit NAME(T value) : bits(lily::FROM_FLOAT(float(value))) {}                         \
+    LILY_CONSTEXPR operator float() const { return lily::TO_FLOAT(bits); }                                  \
     template <typename T, typename = metal::enable_if_t<metal::is_arithmetic_builtin<T>>>                   \
     NAME& operator=(T value) { bits = lily::FROM_FLOAT(float(value)); return *this; }                       \
     NAME& operator+=(float value) { return *this = float(*this) + value; }                                  \
     NAME& operator-=(float value) { return *this = float(*this) - value; }                                  \
     NAME& operator*=(float value) { return *this = float(*this) * value; }                                  \
     NAME& operator/=(float value) { return *this = float(*this) / value; }                                  \
-    NAME operator-() const { NAME r; r.bits = uint16_t(bits ^ 0x8000u); return r; }                         \
+    LILY_CONSTEXPR NAME operator-() const { return lily::bit_cast<NAME>(uint16_t(bits ^ 0x8000u)); }        \
   };                                                                                                        \
   LILY_SMALL_FLOAT_OPERATOR(NAME, +)                                                                        \
   LILY_SMALL_FLOAT_OPERATOR(NAME, -)                                                                        \
@@ -135,7 +173,7 @@ inline uint16_t float_to_bfloat(float value) {
 #define LILY_SMALL_FLOAT_OPERATOR(NAME, OP)                                                                 \
   template <typename A, typename B,                                                                         \
       typename = metal::enable_if_t<metal::is_same_v<A, NAME> && metal::is_same_v<B, NAME>>>                \
-  inline NAME operator OP(A a, B b) { return NAME(float(a) OP float(b)); }
+  inline LILY_CONSTEXPR NAME operator OP(A a, B b) { return NAME(float(a) OP float(b)); }
 
 struct half;
 struct bfloat;
@@ -147,8 +185,11 @@ LILY_SMALL_FLOAT(bfloat, half, bfloat_to_float, float_to_bfloat)
 typedef bfloat bfloat16_t;
 typedef half float16_t;
 
+// 1.5h
+inline LILY_CONSTEXPR half operator""h(long double value) { return half(float(value)); }
+
 template <typename To, typename From>
-inline To as_type(const From& from) {
+inline LILY_CONSTEXPR To as_type(const From& from) {
   return lily::bit_cast<To>(from);
 }
 

@@ -197,27 +197,38 @@ __forceinline__ uint extract_bits(uint x, uint offset, uint bits) {
 
 template <class T>
 struct numeric_limits;
-#define LILY_LIMITS(T, LOWEST, MAX)                                  \
-  template <>                                                        \
-  struct numeric_limits<T> {                                         \
-    static __forceinline__ constexpr T min() { return LOWEST; }      \
-    static __forceinline__ constexpr T lowest() { return LOWEST; }   \
-    static __forceinline__ constexpr T max() { return MAX; }         \
+#define LILY_LIMITS(T, LOWEST, MAX)                                    \
+  template <>                                                          \
+  struct numeric_limits<T> {                                           \
+    static __forceinline__ constexpr T min() { return T(LOWEST); }     \
+    static __forceinline__ constexpr T lowest() { return T(LOWEST); }  \
+    static __forceinline__ constexpr T max() { return T(MAX); }        \
+    static __forceinline__ constexpr T infinity() { return T(0); }     \
   };
+LILY_LIMITS(char, -128, 127)
+LILY_LIMITS(int8_t, -128, 127)
+LILY_LIMITS(uchar, 0, 255)
 LILY_LIMITS(short, -32768, 32767)
 LILY_LIMITS(ushort, 0, 65535)
 LILY_LIMITS(int, (-2147483647 - 1), 2147483647)
 LILY_LIMITS(uint, 0u, 4294967295u)
+LILY_LIMITS(long, (-9223372036854775807 - 1), 9223372036854775807)
+LILY_LIMITS(ulong, 0ul, 18446744073709551615ul)
 #undef LILY_LIMITS
-template <>
-struct numeric_limits<float> {
-  static __forceinline__ constexpr float min() { return 1.175494351e-38f; }
-  static __forceinline__ constexpr float lowest() { return -3.402823466e+38f; }
-  static __forceinline__ constexpr float max() { return 3.402823466e+38f; }
-  static __forceinline__ constexpr float epsilon() { return 1.192092896e-07f; }
-  static __forceinline__ constexpr float infinity() { return INFINITY; }
-  static __forceinline__ constexpr float quiet_NaN() { return NAN; }
-};
+#define LILY_FLOAT_LIMITS(T, MIN, MAX, EPSILON)                             \
+  template <>                                                               \
+  struct numeric_limits<T> {                                                \
+    static __forceinline__ constexpr T min() { return T(MIN); }             \
+    static __forceinline__ constexpr T lowest() { return T(-MAX); }         \
+    static __forceinline__ constexpr T max() { return T(MAX); }             \
+    static __forceinline__ constexpr T epsilon() { return T(EPSILON); }     \
+    static __forceinline__ constexpr T infinity() { return T(INFINITY); }   \
+    static __forceinline__ constexpr T quiet_NaN() { return T(NAN); }       \
+  };
+LILY_FLOAT_LIMITS(float, 1.175494351e-38f, 3.402823466e+38f, 1.192092896e-07f)
+LILY_FLOAT_LIMITS(half, 6.103515625e-05f, 65504.0f, 9.765625e-04f)
+LILY_FLOAT_LIMITS(bfloat, 1.175494351e-38f, 3.389531390e+38f, 7.8125e-03f)
+#undef LILY_FLOAT_LIMITS
 
 }  // namespace metal
 using namespace metal;

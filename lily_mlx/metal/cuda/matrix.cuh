@@ -30,7 +30,7 @@ using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
 using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
 using simdgroup_bfloat8x8 = simdgroup_matrix<bfloat, 8, 8>;
 
-template <class T, int ROWS, int COLUMNS>
+template <class T, int ROWS, int COLUMNS = ROWS>
 __forceinline__ simdgroup_matrix<T, ROWS, COLUMNS> make_filled_simdgroup_matrix(T value) {
   simdgroup_matrix<T, ROWS, COLUMNS> result;
   result.elements = vec<T, 2>(value);

@@ -33,14 +33,48 @@ __forceinline__ constexpr To as_type(From value) {
   return __builtin_bit_cast(To, value);
 }
 
-// A float with 8 bits of significand. Converts to float by itself, as in Metal; arithmetic is float's.
+// Rounding to nearest even, by one instruction at run time and by arithmetic in constant expressions.
+__forceinline__ ushort bfloat_bits_at_run_time(float value) {
+  ushort bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+__forceinline__ constexpr ushort bfloat_bits(float value) {
+  if (!__builtin_is_constant_evaluated()) return bfloat_bits_at_run_time(value);
+  const uint bits = as_type<uint>(value);
+  return value != value ? ushort((bits >> 16) | 0x40u) : ushort((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+__forceinline__ ushort half_bits_at_run_time(float value) {
+  ushort bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+__forceinline__ constexpr ushort half_bits(float value) {
+  if (!__builtin_is_constant_evaluated()) return half_bits_at_run_time(value);
+  const uint sign = as_type<uint>(value) >> 16 & 0x8000u, magnitude = as_type<uint>(value) & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return ushort(sign | 0x7e00u);
+  if (magnitude >= 0x477ff000u) return ushort(sign | 0x7c00u);  // rounds to 65536 or more
+  if (magnitude < 0x38800000u) return ushort(sign | (as_type<uint>(as_type<float>(magnitude) + 0.5f) - 0x3f000000u));
+  return ushort(sign | ((magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13));
+}
+__forceinline__ float half_value_at_run_time(ushort bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+__forceinline__ constexpr float half_value(ushort bits) {
+  if (!__builtin_is_constant_evaluated()) return half_value_at_run_time(bits);
+  const uint sign = uint(bits & 0x8000u) << 16, magnitude = bits & 0x7fffu;
+  if (magnitude >= 0x7c00u) return as_type<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+  return as_type<float>(sign | as_type<uint>(as_type<float>(magnitude << 13) * 5.192296858534828e+33f));  // 2^112
+}
+
+// 16-bit floats. They turn into float by themselves, as in Metal; arithmetic is float's.
 struct alignas(2) bfloat {
   ushort bits;
   bfloat() = default;
-  __forceinline__ bfloat(float value) {
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-  }
-  __forceinline__ operator float() const { return as_type<float>(uint(bits) << 16); }
+  __forceinline__ constexpr bfloat(float value) : bits(bfloat_bits(value)) {}
+  __forceinline__ constexpr operator float() const { return as_type<float>(uint(bits) << 16); }
   __forceinline__ bfloat& operator+=(float value) { return *this = bfloat(float(*this) + value); }
   __forceinline__ bfloat& operator-=(float value) { return *this = bfloat(float(*this) - value); }
   __forceinline__ bfloat& operator*=(float value) { return *this = bfloat(float(*this) * value); }
@@ -50,12 +84,8 @@ struct alignas(2) bfloat {
 struct alignas(2) half {
   ushort bits;
   half() = default;
-  __forceinline__ half(float value) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value)); }
-  __forceinline__ operator float() const {
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-  }
+  __forceinline__ constexpr half(float value) : bits(half_bits(value)) {}
+  __forceinline__ constexpr operator float() const { return half_value(bits); }
   __forceinline__ half& operator+=(float value) { return *this = half(float(*this) + value); }
   __forceinline__ half& operator-=(float value) { return *this = half(float(*this) - value); }
   __forceinline__ half& operator*=(float value) { return *this = half(float(*this) * value); }
@@ -64,6 +94,54 @@ struct alignas(2) half {
 
 using bfloat16_t = bfloat;
 using float16_t = half;
+
+// 1.5h
+__forceinline__ constexpr half operator""h(long double value) { return half(float(value)); }
+
+namespace metal {
+
+template <class T, T V>
+struct integral_constant {
+  static constexpr T value = V;
+  __forceinline__ constexpr operator T() const { return V; }
+};
+template <bool V> using bool_constant = integral_constant<bool, V>;
+using true_type = bool_constant<true>;
+using false_type = bool_constant<false>;
+template <class A, class B> struct is_same : false_type {};
+template <class A> struct is_same<A, A> : true_type {};
+template <class A, class B> constexpr bool is_same_v = is_same<A, B>::value;
+template <bool C, class T = void> struct enable_if {};
+template <class T> struct enable_if<true, T> { using type = T; };
+template <bool C, class T = void> using enable_if_t = typename enable_if<C, T>::type;
+template <bool C, class A, class B> struct conditional { using type = A; };
+template <class A, class B> struct conditional<false, A, B> { using type = B; };
+template <bool C, class A, class B> using conditional_t = typename conditional<C, A, B>::type;
+template <class T> struct remove_cv { using type = T; };
+template <class T> struct remove_cv<const T> { using type = T; };
+template <class T> struct remove_cv<volatile T> { using type = T; };
+template <class T> struct remove_cv<const volatile T> { using type = T; };
+template <class T> using remove_cv_t = typename remove_cv<T>::type;
+template <class T> struct remove_reference { using type = T; };
+template <class T> struct remove_reference<T&> { using type = T; };
+template <class T> struct remove_reference<T&&> { using type = T; };
+template <class T> using remove_reference_t = typename remove_reference<T>::type;
+// Address spaces vanish here; of a constant, as in Metal, the const goes with them.
+template <class T> using remove_addrspace_t = remove_cv_t<T>;
+template <class T, class... Ts> constexpr bool is_one_of_v = (is_same_v<remove_cv_t<T>, Ts> || ...);
+template <class T> constexpr bool is_integral_v =
+    is_one_of_v<T, bool, char, signed char, uchar, short, ushort, int, uint, long, ulong, long long, unsigned long long>;
+template <class T> struct is_integral : bool_constant<is_integral_v<T>> {};
+template <class T> constexpr bool is_unsigned_v = is_integral_v<T> && T(-1) > T(0);
+template <class T> struct is_unsigned : bool_constant<is_unsigned_v<T>> {};
+template <class T> constexpr bool is_floating_point_v = is_one_of_v<T, float, half, bfloat>;
+template <class T> struct is_floating_point : bool_constant<is_floating_point_v<T>> {};
+template <class T> constexpr bool is_arithmetic_v = is_integral_v<T> || is_floating_point_v<T>;
+template <class T> struct is_arithmetic : bool_constant<is_arithmetic_v<T>> {};
+template <class From, class To> struct is_convertible : bool_constant<__is_convertible_to(From, To)> {};
+template <class From, class To> constexpr bool is_convertible_v = is_convertible<From, To>::value;
+
+}  // namespace metal
 
 template <class T>
 struct identity {

@@ -1,0 +1,104 @@
+"""Removes declarations that only differ by address space, where address spaces do not exist.
+
+Metal overloads on them: a constructor for `thread` objects and one for `threadgroup` objects, or a
+specialisation for `device T*` and one for `constant T*`. Off Apple the words vanish, so the second is a
+redefinition of the first.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SPACES = re.compile(r"\b(?:thread|threadgroup|device|constant)\b")
+_SCOPE = re.compile(r"\b(?:namespace|struct|class|union|enum)\b")
+_TEMPLATE_HEADER = re.compile(r"\btemplate\s*<")
+
+
+_CONSTANT = re.compile(r"(?<!const )\bconstant\s+(?!const\b|constexpr\b)(\w+)(?=\s*[&*])")
+
+
+def spell_const(text: str) -> str:
+    """Writes the `const` that `constant` implies: `constant int&` becomes `const constant int&`."""
+    return _CONSTANT.sub(r"const constant \1", text)
+
+
+def merge(text: str) -> str:
+    """The text without later copies of a definition; lines stay where they are."""
+    dropped: list[tuple[int, int]] = []
+    _merge_scope(text, 0, len(text), dropped)
+    for start, end in reversed(dropped):
+        text = text[:start] + "\n" * text.count("\n", start, end) + text[end:]
+    return text
+
+
+def matching(text: str, position: int) -> int:
+    """The position of the bracket that closes the one at `position`."""
+    opening = text[position]
+    closing = {"{": "}", "(": ")", "<": ">", "[": "]"}[opening]
+    depth = 0
+    for i in range(position, len(text)):
+        if text[i] == opening:
+            depth += 1
+        elif text[i] == closing:
+            depth -= 1
+            if depth == 0:
+                return i
+    raise ValueError(f"no {closing} closes the {opening} in line {text.count(chr(10), 0, position) + 1}")
+
+
+def _merge_scope(text: str, start: int, end: int, dropped: list[tuple[int, int]]) -> None:
+    seen: set[str] = set()
+    first = i = start  # `first`: where the current declaration begins
+    while i < end:
+        character = text[i]
+        if character == "#" and not text[text.rfind("\n", 0, i) + 1 : i].strip():
+            i = first = _directive_end(text, i)
+        elif character == ";":
+            first = i = i + 1
+        elif character == "(":
+            i = matching(text, i) + 1
+        elif character == "{":
+            close = matching(text, i)
+            if re.match(r"\s*[,{]", text[close + 1 : end]):  # `: member{0}, ...` before the body
+                i = close + 1
+                continue
+            head = " ".join(_SPACES.sub("", text[first:i]).split())
+            kind = _kind(head)
+            if kind != "namespace" and head and head in seen:
+                after = re.match(r"\s*;", text[close + 1 :])
+                dropped.append((_skip_space(text, first), close + 1 + (after.end() if after else 0)))
+            else:
+                seen.add(head)
+                if kind:
+                    _merge_scope(text, i + 1, close, dropped)
+            i = first = close + 1
+        elif character == ":" and re.search(r"\b(?:public|private|protected)\s*$", text[first:i]):
+            first = i = i + 1
+        else:
+            i += 1
+
+
+def _kind(head: str) -> str | None:
+    """`namespace`, `struct`... if the head opens a scope of declarations."""
+    head = re.sub(r"\s+", " ", head)
+    while _TEMPLATE_HEADER.match(head):
+        head = head[matching(head, head.index("<")) + 1 :].lstrip()
+    found = _SCOPE.match(head)
+    return found.group() if found and "(" not in head else None
+
+
+def _directive_end(text: str, position: int) -> int:
+    """The end of a preprocessor directive and its continued lines."""
+    while True:
+        newline = text.find("\n", position)
+        if newline < 0:
+            return len(text)
+        if not text[:newline].rstrip(" \t").endswith("\\"):
+            return newline + 1
+        position = newline + 1
+
+
+def _skip_space(text: str, position: int) -> int:
+    while text[position].isspace():
+        position += 1
+    return position

@@ -7,6 +7,14 @@ using lily::bfloat;
 using lily::half;
 using lily::vec;
 
+// (word & mask) | bits, which the compiler leaves as two instructions.
+__forceinline__ unsigned int mask_or(unsigned int word, unsigned int mask, unsigned int bits) {
+  unsigned int result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(result) : "r"(word), "r"(mask), "r"(bits));
+  return result;
+}
+#define LILY_MASK_OR(word, mask, bits) metal::mask_or(word, mask, bits)
+
 // A function of one float: plain and precise are CUDA's accurate form, fast is the hardware's.
 #define LILY_MATH1(NAME, ACCURATE, FAST)                                                    \
   __forceinline__ float NAME(float x) { return ACCURATE; }                                  \

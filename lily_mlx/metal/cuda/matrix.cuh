@@ -7,6 +7,7 @@
 #define LILY_FRAGMENT
 
 namespace lily {
+namespace metal {
 
 __forceinline__ int lily_fragment_row(uint lane) { return int(lane >> 2); }
 __forceinline__ int lily_fragment_column(uint lane) { return int(lane & 3) * 2; }
@@ -140,4 +141,5 @@ __forceinline__ void simdgroup_multiply(
   d.elements = vec<D, 2>(D(sum.x), D(sum.y));
 }
 
+}  // namespace metal
 }  // namespace lily

@@ -3,6 +3,7 @@
 #define LILY_THREADGROUP(TYPE, NAME, ...) __shared__ __align__(16) TYPE NAME __VA_ARGS__
 
 namespace lily {
+namespace metal {
 
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4 };
 __forceinline__ constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(int(a) | int(b)); }
@@ -93,6 +94,8 @@ __forceinline__ bool simd_any(bool value) { return __any_sync(simd_mask(), value
 
 // ---- reductions: every lane gets the result, and the same one -------------------------------------------
 
+// Kernels may have functions of these names.
+namespace operation {
 struct Add {
   template <class T>
   __forceinline__ T operator()(T a, T b) const { return a + b; }
@@ -121,6 +124,7 @@ struct Xor {
   template <class T>
   __forceinline__ T operator()(T a, T b) const { return a ^ b; }
 };
+}  // namespace operation
 
 template <class T, class Operation>
 __forceinline__ T simd_reduce(T value, Operation operation, int lanes = 32) {
@@ -134,9 +138,9 @@ __forceinline__ T simd_reduce(T value, Operation operation, int lanes = 32) {
 
 #define LILY_SIMD_REDUCE(NAME, OPERATION)                                                             \
   template <class T>                                                                                  \
-  __forceinline__ T simd_##NAME(T value) { return simd_reduce(value, OPERATION()); }                  \
+  __forceinline__ T simd_##NAME(T value) { return simd_reduce(value, operation::OPERATION()); }       \
   template <class T>                                                                                  \
-  __forceinline__ T quad_##NAME(T value) { return simd_reduce(value, OPERATION(), 4); }
+  __forceinline__ T quad_##NAME(T value) { return simd_reduce(value, operation::OPERATION(), 4); }
 LILY_SIMD_REDUCE(sum, Add)
 LILY_SIMD_REDUCE(product, Multiply)
 LILY_SIMD_REDUCE(max, Maximum)
@@ -166,17 +170,17 @@ __forceinline__ T simd_scan(T value, Operation operation) {
   return value;
 }
 template <class T>
-__forceinline__ T simd_prefix_inclusive_sum(T value) { return simd_scan(value, Add()); }
+__forceinline__ T simd_prefix_inclusive_sum(T value) { return simd_scan(value, operation::Add()); }
 template <class T>
-__forceinline__ T simd_prefix_inclusive_product(T value) { return simd_scan(value, Multiply()); }
+__forceinline__ T simd_prefix_inclusive_product(T value) { return simd_scan(value, operation::Multiply()); }
 template <class T>
 __forceinline__ T simd_prefix_exclusive_sum(T value) {
-  T before = simd_shuffle_up(simd_scan(value, Add()), 1);
+  T before = simd_shuffle_up(simd_scan(value, operation::Add()), 1);
   return simd_lane() == 0 ? T(0) : before;
 }
 template <class T>
 __forceinline__ T simd_prefix_exclusive_product(T value) {
-  T before = simd_shuffle_up(simd_scan(value, Multiply()), 1);
+  T before = simd_shuffle_up(simd_scan(value, operation::Multiply()), 1);
   return simd_lane() == 0 ? T(1) : before;
 }
 
@@ -225,4 +229,5 @@ __forceinline__ bool atomic_compare_exchange_weak_explicit(
   return exchanged;
 }
 
+}  // namespace metal
 }  // namespace lily

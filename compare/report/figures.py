@@ -18,7 +18,7 @@ HOW = {
     "launches": "python -m compare.launches",
     "peer": "python -m compare.peers FILE",
 }
-ARTICLE_COLOUR, STAGES_COLOUR = "#8c959f", "#54aeff"
+ARTICLE_COLOUR, CONTROL_COLOUR, STAGES_COLOUR = "#8c959f", "#54aeff", "#54aeff"
 LAUNCHES_COLOUR = EFFECT_COLOUR = "#0969da"
 
 
@@ -231,9 +231,13 @@ def _ablation_plots(found: Figures, measurements: Measurements) -> None:
             found.lacks(f"ablations on {device}", "ablations", " with an effect in numbers")
             continue
         bars = [Bars(device, EFFECT_COLOUR, tuple(percent(row["effect"]) for row in rows))]
-        article = tuple(percent(row.get("article_effect")) for row in rows)
-        if any(value is not None for value in article):
-            bars.append(Bars("the article, on Apple silicon", ARTICLE_COLOUR, article))
+        for name, key, colour in (
+            ("control", "effect_of_control", CONTROL_COLOUR),
+            ("the article, on Apple silicon", "article_effect", ARTICLE_COLOUR),
+        ):
+            values = tuple(percent(row.get(key)) for row in rows)
+            if any(value is not None for value in values):
+                bars.append(Bars(name, colour, values))
         found.plots.append(
             BarPlot(
                 name=f"ablations-{slug(device)}",

@@ -13,6 +13,7 @@ from ..results import table
 from .figures import HOW, ablation_name, is_peer, label, measured_lengths, on_axis, percent
 from .sources import (
     OWN_ENGINE,
+    Entry,
     Group,
     Measurements,
     Model,
@@ -234,7 +235,7 @@ def launches(measurements: Measurements, page: Page) -> str:
     for name, (count, result) in published.items():
         cited = citations.number(result)
         lines.append(
-            ["decode", None, 1, f"{name} (as published)", count["launches"], count["stages"], None, None, cited]
+            ["decode", None, 1, f"{name} (its own count)", count["launches"], count["stages"], None, None, cited]
         )
     headings = ["phase", "context", "rows", "engine", "launches", "stages", "GB moved", "other operations", "source"]
     text = "Counted from the exported graph of the full-size model, so no device is involved. Stages: the longest "
@@ -267,8 +268,6 @@ def kernels(measurements: Measurements, page: Page) -> str:
             ("error", lambda row: row.get("error")),
             ("spread, %", lambda row: _scaled(row.get("spread"), 100)),
         ]
-        used = [c for c in columns if any(c[1](entry.row) is not None for entry in entries)]
-        lines = [[*(value(e.row) for _, value in used), citations.number(e.result)] for e in entries]
         text = f"{page.heading} {device}\n\n"
         for name, words, scale in (
             ("copy_bytes_per_s", "a copy reaches {:,.0f} GB/s", 1e-9),
@@ -278,7 +277,7 @@ def kernels(measurements: Measurements, page: Page) -> str:
             if rate:
                 text += sentence(words.format(rate[0] * scale)) + f" [{citations.number(rate[1])}] "
         text += "Error: against the float32 reference.\n\n"
-        text += table([*(heading for heading, _ in used), "source"], lines)
+        text += _columns(columns, entries, citations)
         parts.append(f"{text}\n\n{citations}")
     return "\n\n".join(parts)
 
@@ -301,28 +300,38 @@ def ablations(measurements: Measurements, page: Page) -> str:
     parts = []
     for device, entries in by_device.items():
         citations = Citations(page)
-        lines = [
-            [
-                ablation_name(row),
-                row.get("with"),
-                row.get("without"),
-                row.get("unit"),
-                _effect(row["effect"]),
-                _effect(row.get("article_effect")),
-                citations.number(result),
-            ]
-            for row, result in entries
+        columns: list[tuple[str, Callable[[Any], Any]]] = [
+            ("mechanism", ablation_name),
+            ("without it", lambda row: row.get("replaced_by")),
+            ("with, tokens/s", lambda row: row.get("with")),
+            ("without, tokens/s", lambda row: row.get("without")),
+            ("effect", lambda row: _effect(row["effect"])),
+            ("effect of the control", lambda row: _effect(row.get("effect_of_control"))),
+            ("effect in the article", lambda row: _effect(row.get("article_effect"))),
+            ("spread, %", lambda row: _scaled(row.get("spread"), 100)),
+            ("peak GB with", lambda row: _scaled(row.get("peak_memory_bytes"), 1e-9)),
+            ("peak GB without", lambda row: _scaled(row.get("peak_memory_bytes_without"), 1e-9)),
         ]
-        headings = ["mechanism", "with", "without", "unit", "effect", "effect in the article", "source"]
-        if all(line[3] is None for line in lines):
-            headings, lines = _without_column(headings, 3), [_without_column(line, 3) for line in lines]
-        text = f"{page.heading} {device}\n\nThe article's effects were measured on Apple silicon.\n\n"
-        parts.append(f"{text}{table(headings, lines)}\n\n{citations}")
+        text = f"{page.heading} {device}\n\nThe article's effects were measured on Apple silicon."
+        if any("effect_of_control" in entry.row for entry in entries):
+            text += (
+                " Control: the alternative's own kernels with the mechanism on, against the same kernels without it."
+            )
+        text += f"\n\n{_columns(columns, entries, citations)}"
+        for result in citations.cited:
+            for reason in result.data.get("refused", []):
+                text += f"\n\nRefused in [{citations.number(result)}]: {reason}"
+        parts.append(f"{text}\n\n{citations}")
     return "\n\n".join(parts)
 
 
-def _without_column(cells: Sequence[Any], index: int) -> list[Any]:
-    return [*cells[:index], *cells[index + 1 :]]
+def _columns(
+    columns: Sequence[tuple[str, Callable[[Any], Any]]], entries: Sequence[Entry], citations: Citations
+) -> str:
+    """A table of those columns that have a value in some row, with the number of each row's file."""
+    used = [column for column in columns if any(column[1](entry.row) is not None for entry in entries)]
+    lines = [[*(value(row) for _, value in used), citations.number(result)] for row, result in entries]
+    return table([*(heading for heading, _ in used), "source"], lines)
 
 
 def _effect(effect: Any) -> str | None:
@@ -341,7 +350,9 @@ def consistency(measurements: Measurements, page: Page) -> str:
     for row, result in entries:
         model: Model = result.model(row, "tiny")
         gate = "green" if result.gate_problem is None else f"red: {result.gate_problem}"
-        figures = [_ratio(row), 100 * row["top1_agreement"], row.get("gap_median"), row.get("gap_max")]
+        # Without a disagreement there is no gap.
+        gaps = [row.get("gap_median"), row.get("gap_max")] if row["top1_agreement"] < 1 else [None, None]
+        figures = [_ratio(row), 100 * row["top1_agreement"], *gaps]
         place = [model.title, result.device, row["engine"], row["baseline"], row["positions"]]
         lines.append([*place, *figures, gate, citations.number(result)])
         if result.data.get("article"):
@@ -355,6 +366,8 @@ def consistency(measurements: Measurements, page: Page) -> str:
     headings += ["gap, median", "gap, largest", "gate", "source"]
     text = "Teacher-forced: both engines predict each next token of the same text. Gap: between the baseline's two "
     text += "best log-probabilities at the positions where the best tokens differ; a small one is a near tie.\n\n"
+    if any(row["baseline"] == "transformers" for row, _ in entries):
+        text = text.rstrip() + " transformers: its torch model in float32, with the dequantised weights.\n\n"
     return f"{text}{table(headings, lines)}\n\n{citations}"
 
 

@@ -11,6 +11,9 @@ _FIRST_PASS = WheelKernel("sdpa_vector_2pass_1", "sdpa_vector.h")
 _FIRST_PASS_GROUPED = WheelKernel("sdpa_vector_2pass_1_gqa", "sdpa_vector.h")
 _SECOND_PASS = WheelKernel("sdpa_vector_2pass_2", "sdpa_vector.h")
 
+# Where MLX has a first pass whose simdgroups read a key for several query heads: how many, by head
+# dimension and query heads per KV head.
+_SHARED_HEADS = {(64, 8): 8, (128, 8): 4, (128, 12): 4, (128, 16): 2}
 # The wrappers take neither masks nor sinks.
 _NO_MASKS = dict.fromkeys(("has_mask", "query_transposed", "bool_mask", "float_mask", "has_sinks"), False)
 
@@ -122,14 +125,13 @@ def sdpa_vector_2pass(
         raise ValueError(f"blocks={blocks} must be a multiple of 32")
     if group * queries > 32:
         raise ValueError(f"{queries} queries times {group} query heads per KV head; the kernel takes at most 32")
-    grouped = queries == 1 and keys >= 8192 and ((group == 8 and dim in (64, 128)) or (group in (12, 16) and dim == 128))
+    shared_heads = _SHARED_HEADS.get((dim, group)) if queries == 1 and keys >= 8192 else None
     template: dict[str, int | bool | mx.Dtype] = {"T": q.dtype, "D": dim}
     constants: dict[str, int | bool] = {**_NO_MASKS, "do_causal": queries > 1, "blocks": blocks}
-    if grouped:
-        # The heads of a group that share a simdgroup, as MLX instantiates the kernel.
-        template |= {"V": dim, "G": group, "HPT": 2}
+    if shared_heads:
+        template |= {"V": dim, "G": group, "HPT": shared_heads}
         constants = {}
-    partials, sums, maxima = (_FIRST_PASS_GROUPED if grouped else _FIRST_PASS)(
+    partials, sums, maxima = (_FIRST_PASS_GROUPED if shared_heads else _FIRST_PASS)(
         {"queries": q, "keys": k, "values": v},
         {"N": keys, "scale": scale, **_strides(k, v)},
         {

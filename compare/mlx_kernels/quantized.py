@@ -138,3 +138,127 @@ def gather_quantized_matvec(
         threadgroups=(1, -(-out // 8), routes),
         threadgroup=(32, 2, 1),
     )[0]
+
+
+_QMM_T = _kernel("affine_qmm_t", uses_fragments=True)
+_QMM_T_SPLIT = _kernel("affine_qmm_t_splitk", uses_fragments=True)
+_GATHER_QMM_RHS = _kernel("affine_gather_qmm_rhs", uses_fragments=True)
+_SEARCHSORTED = WheelKernel("searchsorted", "searchsorted.h", ("sort.h",))
+_TILE = 32
+_GOAL_THREADGROUPS = 512
+
+
+def split_count(rows: int, columns: int, out: int, group_size: int) -> int:
+    """How many parts MLX makes of K so that a small product fills the GPU."""
+    unit = max(group_size, _TILE)
+    parts = max(1, _GOAL_THREADGROUPS // (-(-out // _TILE) * -(-rows // _TILE)))
+    parts = min(parts, columns // unit)
+    while parts > 1 and columns % (parts * unit):
+        parts -= 1
+    return max(parts, 1)
+
+
+def quantized_matmul(
+    x: mx.array, w: mx.array, scales: mx.array, biases: mx.array, group_size: int = 64, bits: int = 4
+) -> mx.array:
+    """x @ dequantised(w).T for many rows, with `simdgroup_matrix` and tiles of 32 x 32.
+
+    Args:
+        x: [M, K], K a multiple of 32.
+        w, scales, biases: [N, ...].
+
+    Returns:
+        [M, N] of x's dtype. Products with few tiles are split along K and summed by `mx.sum` (MLX sums them
+        by a kernel that its headers do not have).
+    """
+    rows, columns = x.shape
+    out = w.shape[0]
+    tiles = (-(-out // _TILE), -(-rows // _TILE))
+    template: dict[str, int | bool | mx.Dtype] = {
+        "T": x.dtype, "group_size": group_size, "bits": bits, "aligned_N": out % _TILE == 0,
+    }  # fmt: skip
+    arrays = {"w": w, "scales": scales, "biases": biases, "x": x}
+    numbers = {"K": columns, "N": out, "M": rows}
+    parts = split_count(rows, columns, out, group_size)
+    if parts > 1:
+        (partial,) = _QMM_T_SPLIT(
+            arrays,
+            {**numbers, "k_partition_size": columns // parts, "split_k_partition_stride": rows * out},
+            {"y": ((parts, rows, out), mx.float32)},
+            template=template,
+            threadgroups=(*tiles, parts),
+            threadgroup=(32, 2, 2),
+        )
+        return partial.sum(axis=0).astype(x.dtype)
+    return _QMM_T(
+        {**arrays, **_NO_BATCH_ARRAYS},
+        {**numbers, **_NO_BATCH_NUMBERS},
+        {"y": ((rows, out), x.dtype)},
+        template={**template, "batched": False},
+        threadgroups=(*tiles, 1),
+        threadgroup=(32, 2, 2),
+    )[0]
+
+
+def group_offsets(expert_of_row: mx.array, experts: int) -> mx.array:
+    """The first row of each expert: int32 [experts], for ascending `expert_of_row` (uint32 [M])."""
+    (offsets,) = _SEARCHSORTED(
+        {"a": expert_of_row, "v": index_array(tuple(range(experts)), mx.uint32)},
+        {"n": expert_of_row.size, "a_stride": 1},
+        {"out": ((experts,), mx.uint32)},
+        template={"T": mx.uint32, "Right": False},
+        threadgroups=(experts, 1, 1),
+        threadgroup=(1, 1, 1),
+    )
+    return offsets.view(mx.int32)
+
+
+def gather_quantized_matmul_sorted(
+    x: mx.array,
+    w: mx.array,
+    scales: mx.array,
+    biases: mx.array,
+    expert_of_row: mx.array,
+    group_size: int = 64,
+    bits: int = 4,
+) -> mx.array:
+    """Row r: x[r] @ dequantised(w[expert_of_row[r]]).T for rows sorted by expert, tiles of 16 x 32.
+
+    Args:
+        x: [M, K].
+        w, scales, biases: [E, N, ...].
+        expert_of_row: uint32 [M], ascending.
+
+    Returns:
+        [M, N] of x's dtype.
+    """
+    rows, columns = x.shape
+    experts, out, _ = w.shape
+    if expert_of_row.shape != (rows,):
+        raise ValueError(f"expert_of_row has shape {expert_of_row.shape}; expected ({rows},), one for each row")
+    tile_rows = 16
+    return _GATHER_QMM_RHS(
+        {
+            "x": x,
+            "w": w,
+            "scales": scales,
+            "biases": biases,
+            "offsets": group_offsets(expert_of_row, experts),
+        },
+        {"M": rows, "N": out, "K": columns, "num_groups": experts},
+        {"y": ((rows, out), x.dtype)},
+        template={
+            "T": x.dtype,
+            "group_size": group_size,
+            "bits": bits,
+            "BM": tile_rows,
+            "BN": 32,
+            "BK": 32,
+            "WM": 1,
+            "WN": 2,
+            "transpose": True,
+        },
+        constants={"align_N": out % 32 == 0, "align_K": columns % 32 == 0},
+        threadgroups=(-(-out // 32), min(rows, -(-rows // tile_rows) + experts - 1), 1),
+        threadgroup=(32, 2, 1),
+    )[0]

@@ -220,11 +220,16 @@ def _draw_lines(axes: Any, plot: LinePlot) -> None:
 
 def _draw_bars(axes: Any, plot: BarPlot) -> None:
     thickness = 0.8 / len(plot.bars)
+    # Within a category the bars that exist stand together, without gaps for those that do not.
+    present = [
+        [i for i, bars in enumerate(plot.bars) if bars.values[row] is not None] for row in range(len(plot.categories))
+    ]
     for index, bars in enumerate(plot.bars):
-        places = [row + (index - (len(plot.bars) - 1) / 2) * thickness for row in range(len(plot.categories))]
-        known = [(place, value) for place, value in zip(places, bars.values, strict=True) if value is not None]
-        drawn = axes.barh(*zip(*known, strict=True), height=thickness * 0.9, color=bars.colour, label=bars.label)
-        axes.bar_label(drawn, [plot.value_format.format(value) for _, value in known], padding=4)
+        known = [(row, value) for row, value in enumerate(bars.values) if value is not None]
+        places = [row + (present[row].index(index) - (len(present[row]) - 1) / 2) * thickness for row, _ in known]
+        values = [value for _, value in known]
+        drawn = axes.barh(places, values, height=thickness * 0.9, color=bars.colour, label=bars.label)
+        axes.bar_label(drawn, [plot.value_format.format(value) for value in values], padding=4)
     axes.set_yticks(range(len(plot.categories)), plot.categories)
     axes.set_ylim(len(plot.categories) - 0.5, -0.5)
     axes.margins(x=0.12)

@@ -225,12 +225,12 @@ def percent(effect: object) -> float | None:
 
 def _ablation_plots(found: Figures, measurements: Measurements) -> None:
     ablations = measurements.ablations()
-    for device, entries in ablations.items():
+    for group, entries in ablations.items():
         rows = [entry.row for entry in entries if percent(entry.row["effect"]) is not None]
         if not rows:
-            found.lacks(f"ablations on {device}", "ablations", " with an effect in numbers")
+            found.lacks(f"ablations on {group.device}", "ablations", " with an effect in numbers")
             continue
-        bars = [Bars(device, EFFECT_COLOUR, tuple(percent(row["effect"]) for row in rows))]
+        bars = [Bars(group.device, EFFECT_COLOUR, tuple(percent(row["effect"]) for row in rows))]
         for name, key, colour in (
             ("control", "effect_of_control", CONTROL_COLOUR),
             ("the article, on Apple silicon", "article_effect", ARTICLE_COLOUR),
@@ -240,10 +240,10 @@ def _ablation_plots(found: Figures, measurements: Measurements) -> None:
                 bars.append(Bars(name, colour, values))
         found.plots.append(
             BarPlot(
-                name=f"ablations-{slug(device)}",
+                name=f"ablations-{group_slug(group)}",
                 title="What each mechanism brings",
-                subtitle="change of speed with the mechanism, against the same run without it",
-                alt=f"Effect of each mechanism on {device}, beside the article's",
+                subtitle=f"speed with it against without it; {group.device}; {group.model.title}",
+                alt=f"Effect of each mechanism on {group.device}, beside the article's",
                 x_label="change of speed, %",
                 categories=tuple(ablation_name(row) for row in rows),
                 bars=tuple(bars),

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +44,7 @@ class Model(NamedTuple):
         known = {
             "synthetic": "Qwen3.6-35B-A3B shapes, random 4-bit weights",
             "tiny": "the bundled tiny checkpoint",
+            "small": "small shapes",
         }
         title = known.get(self.name, self.name)
         return f"{title}, {self.layers} layers" if self.layers else title
@@ -95,6 +96,8 @@ class Result:
 
     def model(self, row: Row, default: str = "synthetic") -> Model:
         """The model of a row."""
+        if self.settings.get("small"):
+            return Model("small")
         name = str(row.get("model") or self.settings.get("model") or default)
         layers = self.settings.get("layers")
         return Model(Path(name).name, int(layers) if layers else 0)
@@ -124,6 +127,10 @@ class Group(NamedTuple):
 
     device: str
     model: Model
+
+    @property
+    def title(self) -> str:
+        return f"{self.device}: {self.model.title}"
 
 
 class Point(NamedTuple):
@@ -245,17 +252,21 @@ class Measurements:
                 found[row["phase"], row["engine"], result.data.get("context", 0)] = Entry(row, result)
         return dict(sorted(found.items(), key=lambda item: (phase_rank(item[0][0]), item[0][2], _rank(item[0][1]))))
 
-    def kernels(self) -> dict[str, list[Entry]]:
-        """Rows by device, sorted by family, phase and name."""
-        entries = self._newest("kernels", lambda r: (r.get("name"), r.get("phase"), str(r.get("shape"))))
+    def kernels(self) -> dict[Group, list[Entry]]:
+        """Rows of each group, sorted by family, phase and name."""
+        entries = self._newest("kernels", "rows", lambda r: (r.get("name"), r.get("phase"), str(r.get("shape"))))
         return {
-            device: sorted(own, key=lambda e: (e.row["family"], phase_rank(e.row.get("phase", "")), e.row["name"]))
-            for device, own in entries.items()
+            group: sorted(own, key=lambda e: (e.row["family"], phase_rank(e.row.get("phase", "")), e.row["name"]))
+            for group, own in entries.items()
         }
 
-    def ablations(self) -> dict[str, list[Entry]]:
-        """Rows by device, in the order of the newest file, rows of older ones first."""
-        return self._newest("ablations", lambda r: (r.get("mechanism"), r.get("phase"), r.get("length")))
+    def kernel_sums(self) -> dict[Group, list[Entry]]:
+        """Sums of kernels over a whole step or chunk."""
+        return self._newest("kernels", "summary", lambda r: (r.get("phase"), r.get("rows"), r.get("context")))
+
+    def ablations(self) -> dict[Group, list[Entry]]:
+        """Rows of each group, in the order of the newest file, rows of older ones first."""
+        return self._newest("ablations", "rows", lambda r: (r.get("mechanism"), r.get("phase"), r.get("length")))
 
     def consistency(self) -> list[Entry]:
         """Rows by model, engine, baseline and number of positions, whatever the gate says: they hold no speeds."""
@@ -267,24 +278,25 @@ class Measurements:
                 found[key] = Entry(row, result)
         return list(found.values())
 
-    def _newest(self, kind: str, key: Any) -> dict[str, list[Entry]]:
-        found: dict[str, dict[Any, Entry]] = {}
+    def _newest(self, kind: str, field_name: str, key: Callable[[Row], tuple[Any, ...]]) -> dict[Group, list[Entry]]:
+        found: dict[Group, dict[Any, Entry]] = {}
         for result in self.of_kind(kind):
-            device = found.setdefault(result.device, {})
             seen: dict[Any, int] = {}
-            for row in result.rows:
+            for row in result.data.get(field_name, []):
+                group = found.setdefault(Group(result.device, result.model(row)), {})
                 # A file may hold the same kernel twice, in variants that the key does not tell apart.
-                own = (result.model(row), *key(row))
+                own = key(row)
                 seen[own] = seen.get(own, 0) + 1
-                device.pop((own, seen[own]), None)
-                device[own, seen[own]] = Entry(row, result)
-        return {device: list(entries.values()) for device, entries in sorted(found.items())}
+                group.pop((own, seen[own]), None)
+                group[own, seen[own]] = Entry(row, result)
+        return {group: list(entries.values()) for group, entries in sorted(found.items())}
 
     def rate(self, device: str, name: str) -> tuple[float, Result] | None:
         """The newest measured rate of a device: `copy_bytes_per_s` or `matrix_flops_per_s`."""
         for result in reversed(self.of_kind("kernels")):
-            if result.device == device and result.data.get(name):
-                return float(result.data[name]), result
+            value = result.data.get(name) or result.data.get("ceilings", {}).get(name)
+            if result.device == device and value and not result.settings.get("small"):
+                return float(value), result
         return None
 
     def minimum_bytes(self) -> tuple[dict[str, float], int, Result] | None:

@@ -112,7 +112,7 @@ def sweep(measurements: Measurements, page: Page) -> str:
     parts = []
     for group, speeds in groups.items():
         shown = speeds if page.full else {p: e for p, e in speeds.items() if p in measured_lengths(speeds)}
-        parts.append(f"{page.heading} {group.device}: {group.model.title}\n\n{_sweep_group(group, shown, page)}")
+        parts.append(f"{page.heading} {group.title}\n\n{_sweep_group(group, shown, page)}")
     return "\n\n".join(parts)
 
 
@@ -245,11 +245,11 @@ def launches(measurements: Measurements, page: Page) -> str:
 
 def kernels(measurements: Measurements, page: Page) -> str:
     """Every kernel at its real shapes, beside the chain of operations that it replaces."""
-    by_device = measurements.kernels()
-    if not by_device:
+    groups = measurements.kernels()
+    if not groups:
         return absent("kernels")
     parts = []
-    for device, entries in by_device.items():
+    for group, entries in groups.items():
         citations = Citations(page)
         columns: list[tuple[str, Callable[[Any], Any]]] = [
             ("family", lambda row: row["family"]),
@@ -262,29 +262,49 @@ def kernels(measurements: Measurements, page: Page) -> str:
             ("MLX Metal kernels, µs", lambda row: _scaled(row.get("mlx_metal_seconds"), 1e6)),
             ("reads alone, µs", lambda row: _scaled(row.get("read_only_seconds"), 1e6)),
             ("GB/s", lambda row: _scaled(row.get("bytes_per_s"), 1e-9)),
+            ("reads alone / time, %", lambda row: _scaled(row.get("share_of_read_only"), 100)),
             ("share of copy, %", lambda row: _scaled(row.get("share_of_copy"), 100)),
             ("TFLOP/s", lambda row: _scaled(row.get("flops_per_s"), 1e-12)),
             ("share of matrix rate, %", lambda row: _scaled(row.get("share_of_matrix"), 100)),
             ("error", lambda row: row.get("error")),
             ("spread, %", lambda row: _scaled(row.get("spread"), 100)),
         ]
-        text = f"{page.heading} {device}\n\n"
+        text = f"{page.heading} {group.title}\n\n"
         for name, words, scale in (
             ("copy_bytes_per_s", "a copy reaches {:,.0f} GB/s", 1e-9),
             ("matrix_flops_per_s", "a matrix product {:,.0f} TFLOP/s", 1e-12),
         ):
-            rate = measurements.rate(device, name)
+            rate = measurements.rate(group.device, name)
             if rate:
                 text += sentence(words.format(rate[0] * scale)) + f" [{citations.number(rate[1])}] "
-        text += "Error: against the float32 reference.\n\n"
+        text += "Error: against the float32 reference. A dash: not measured; the file says why.\n\n"
         text += _columns(columns, entries, citations)
+        sums = measurements.kernel_sums().get(group, [])
+        if sums:
+            text += "\n\nSums over all kernels of a decode step or a prefill chunk:\n\n"
+            text += _columns(_SUM_COLUMNS, sums, citations)
         parts.append(f"{text}\n\n{citations}")
     return "\n\n".join(parts)
+
+
+_SUM_COLUMNS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("phase", lambda row: row.get("phase")),
+    ("rows", lambda row: row.get("rows")),
+    ("context", lambda row: row.get("context")),
+    ("ms", lambda row: _scaled(row.get("seconds"), 1e3)),
+    ("MLX operations, ms", lambda row: _scaled(row.get("mlx_ops_seconds"), 1e3)),
+    ("MLX Metal kernels, ms", lambda row: _scaled(row.get("mlx_metal_seconds"), 1e3)),
+    ("MLX's operations stand in for", lambda row: ", ".join(row.get("substituted", [])) or None),
+]
 
 
 def _shape(shape: Any) -> str | None:
     if shape is None:
         return None
+    if isinstance(shape, dict):
+        return ", ".join(
+            f"{name} {size:,}" if isinstance(size, int) else f"{name} {size}" for name, size in shape.items()
+        )
     return " x ".join(map(str, shape)) if isinstance(shape, (list, tuple)) else str(shape)
 
 
@@ -294,11 +314,11 @@ def _scaled(value: Any, scale: float) -> float | None:
 
 def ablations(measurements: Measurements, page: Page) -> str:
     """Every mechanism switched off, with the article's effect beside."""
-    by_device = measurements.ablations()
-    if not by_device:
+    groups = measurements.ablations()
+    if not groups:
         return absent("ablations")
     parts = []
-    for device, entries in by_device.items():
+    for group, entries in groups.items():
         citations = Citations(page)
         columns: list[tuple[str, Callable[[Any], Any]]] = [
             ("mechanism", ablation_name),
@@ -312,7 +332,7 @@ def ablations(measurements: Measurements, page: Page) -> str:
             ("peak GB with", lambda row: _scaled(row.get("peak_memory_bytes"), 1e-9)),
             ("peak GB without", lambda row: _scaled(row.get("peak_memory_bytes_without"), 1e-9)),
         ]
-        text = f"{page.heading} {device}\n\nThe article's effects were measured on Apple silicon."
+        text = f"{page.heading} {group.title}\n\nThe article's effects were measured on Apple silicon."
         if any("effect_of_control" in entry.row for entry in entries):
             text += (
                 " Control: the alternative's own kernels with the mechanism on, against the same kernels without it."

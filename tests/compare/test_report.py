@@ -96,9 +96,10 @@ class Folder:
             minimum_bytes=LEAST,
             published={"article": {"launches": 795, "stages": 555}},
         )
-        kernel = {"name": "qmv", "family": "linear", "phase": "decode", "shape": [1, 64], "calls_per_step": 3}
+        kernel = {"name": "qmv", "family": "linear", "phase": "decode", "shape": {"N": 64}, "calls_per_step": 3}
         kernel |= {"seconds": 2e-6, "bytes_per_s": 5e8, "share_of_copy": 0.5, "mlx_ops_seconds": 4e-6, "error": 1e-3}
-        self.add("kernels", [kernel], copy_bytes_per_s=1e9, matrix_flops_per_s=1e12)
+        total = {"phase": "decode", "rows": 1, "context": 4096, "seconds": 1e-3, "mlx_ops_seconds": 2e-3}
+        self.add("kernels", [kernel], copy_bytes_per_s=1e9, matrix_flops_per_s=1e12, summary=[total])
         ablation = {"mechanism": "packing", "phase": "decode", "length": 32768, "with": 120.0, "without": 100.0}
         memory = {"mechanism": "chunking", "effect": "memory", "article_effect": "memory"}
         packing = {**ablation, "effect": 0.2, "effect_of_control": 0.3, "article_effect": 0.238}
@@ -190,12 +191,18 @@ def test_kernels_of_several_files_merge(folder):
     folder.add("kernels", [kernel("a", 1e-6), kernel("b", 2e-6), kernel("b", 3e-6)], copy_bytes_per_s=1e9)
     folder.add("kernels", [kernel("a", 5e-6)])
     measurements = folder.measurements()
-    assert [(row["name"], row["seconds"]) for row, _ in measurements.kernels()[GPU]] == [
+    assert [(row["name"], row["seconds"]) for row, _ in measurements.kernels()[FULL]] == [
         ("a", 5e-6),
         ("b", 2e-6),
         ("b", 3e-6),
     ]
     assert measurements.rate(GPU, "copy_bytes_per_s")[0] == 1e9
+    folder.add("kernels", [kernel("a", 9e-9)], settings={"small": True}, copy_bytes_per_s=7.0)
+    folder.add("kernels", [kernel("a", 6e-6)], settings={"small": False}, ceilings={"copy_bytes_per_s": 2e9})
+    measurements = folder.measurements()
+    assert [row["seconds"] for row, _ in measurements.kernels()[FULL]] == [6e-6, 2e-6, 3e-6]
+    assert [row["seconds"] for row, _ in measurements.kernels()[Group(GPU, Model("small"))]] == [9e-9]
+    assert measurements.rate(GPU, "copy_bytes_per_s")[0] == 2e9
     assert measurements.rate("CPU", "copy_bytes_per_s") is None
 
 
@@ -348,7 +355,8 @@ def test_every_table_of_the_document_is_filled(folder):
     lines = cells(page)
     assert ["decode", "100", "1", "mlx_lm", "1,799", "1,798", "1.00", "0", "1"] in lines
     assert ["decode", "-", "1", "article (its own count)", "795", "555", "-", "-", "1"] in lines
-    assert ["linear", "qmv", "decode", "1 x 64", "3", "2.00", "4.00", "0.50", "50.00", "1.0e-03", "1"] in lines
+    assert ["linear", "qmv", "decode", "N 64", "3", "2.00", "4.00", "0.50", "50.00", "1.0e-03", "1"] in lines
+    assert ["decode", "1", "4,096", "1.00", "2.00", "1"] in lines
     assert ["packing (decode, 32K)", "120.0", "100.0", "+20.0 %", "+30.0 %", "+23.8 %", "1"] in lines
     assert ["chunking", "-", "-", "memory", "-", "memory", "1"] in lines
     assert "Refused in [1]: tiles at 512: too far from the engine" in page

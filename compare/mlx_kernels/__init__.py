@@ -11,7 +11,7 @@ Kernels with `simdgroup_matrix` are right everywhere, but on an NVIDIA GPU their
 made of three products of TF32, so their times there say little about Apple's.
 """
 
-from .attention import attention, sdpa_vector, sdpa_vector_2pass
+from .attention import decode_attention, sdpa_vector, sdpa_vector_2pass
 from .delta import gated_delta_update
 from .quantized import (
     gather_quantized_matmul_sorted,
@@ -22,8 +22,8 @@ from .quantized import (
 from .rows import cumulative_sum, softmax, sort
 
 __all__ = [
-    "attention",
     "cumulative_sum",
+    "decode_attention",
     "gated_delta_update",
     "gather_quantized_matmul_sorted",
     "gather_quantized_matvec",

@@ -42,7 +42,7 @@ def split_count(simdgroups: int, length: int, gpu: str = "s") -> int:
     return 64 if simdgroups >= 4 else 32
 
 
-def attention(
+def decode_attention(
     q: mx.array, k: mx.array, v: mx.array, scale: float, length: int | None = None, gpu: str = "s"
 ) -> mx.array:
     """`mx.fast.scaled_dot_product_attention` for few queries, by the kernels that MLX picks."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lily_mlx.metal.errors import SourceError
 from lily_mlx.metal.source import ATTRIBUTES
 
-from .address_spaces import matching
+from .portable import matching
 
 _KERNEL = re.compile(r"\[\[\s*kernel\b[^\]]*\]\]\s*void\s+(\w+)\s*\(")
 _MARK = re.compile(r"\[\[([^\[\]]*)\]\]")
@@ -81,7 +81,8 @@ def remove_kernels(text: str) -> str:
 
 def _parse(text: str, match: re.Match[str]) -> KernelFunction:
     name = match.group(1)
-    start, template = match.start(), ()
+    start = match.start()
+    template: tuple[TemplateParameter, ...] = ()
     header = re.search(r"template\s*<(?:(?!template\s*<).)*>\s*$", text[:start], re.DOTALL)
     if header:
         start = header.start()

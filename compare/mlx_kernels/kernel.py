@@ -18,7 +18,7 @@ from lily_mlx.metal.errors import SourceError
 from lily_mlx.metal.launch import Size3
 from lily_mlx.metal.source import ATTRIBUTES, SourcePart, make_text
 
-from . import address_spaces, headers
+from . import headers, portable
 from .function import KernelFunction, Parameter, TemplateParameter, find_kernels, remove_kernels
 
 # Types of numbers that kernels take, and the dtype of the array that carries them.
@@ -143,9 +143,8 @@ class WheelKernel:
             unknown = set(given) - {p.name for p in parameters}
             if missing or unknown:
                 raise SourceError(f"kernel {self.name}: {what} missing {sorted(missing)}, unknown {sorted(unknown)}")
-        parameters = self.function.template
-        missing = {p.name for p in parameters if p.default is None} - set(template)
-        unknown = set(template) - {p.name for p in parameters}
+        missing = {p.name for p in self.function.template if p.default is None} - set(template)
+        unknown = set(template) - {p.name for p in self.function.template}
         if missing or unknown:
             raise SourceError(
                 f"kernel {self.name}: template values missing {sorted(missing)}, unknown {sorted(unknown)}"
@@ -165,9 +164,7 @@ class WheelKernel:
         lines = [_template_line(p, types) for p in self.function.template if p.name not in template]
         lines += [f"{_plain(p)} = {p.name}_in;" for p in pointers]
         lines += [f"{_plain(p)} = {p.name}_out;" for p in outputs]
-        lines += [
-            f"{_plain(p)} = nullptr;" for p in buffers if p.is_pointer and p not in pointers and p not in outputs
-        ]
+        lines += [f"{_plain(p)} = nullptr;" for p in buffers if p.is_pointer and p not in pointers and p not in outputs]
         for kind, parameters in numbers.items():
             if kind not in _NUMBERS or len(parameters) > _MAX_NUMBERS:
                 raise SourceError(f"kernel {self.name}: {len(parameters)} numbers of type {kind} are not supported")
@@ -198,16 +195,16 @@ class WheelKernel:
         parts = []
         for name in names:
             text = headers.set_function_constants(remove_kernels(headers.read(name)), constants)
-            text = address_spaces.spell_const(headers.strip_marks(text))
+            text = portable.spell_const(headers.strip_marks(text))
             if self.uses_fragments:
                 text = headers.use_runtime_fragments(text)
-            parts.append(headers.part(name, text if on_metal else address_spaces.merge(text)))
+            parts.append(headers.part(name, text if on_metal else portable.rewrite(text)))
         return parts
 
 
 def _plain(parameter: Parameter) -> str:
     """A parameter's declaration, with a name that is not an attribute's."""
-    return address_spaces.spell_const(headers.strip_marks(parameter.declaration))
+    return portable.spell_const(headers.strip_marks(parameter.declaration))
 
 
 def _template_line(parameter: TemplateParameter, types: Mapping[str, str]) -> str:

@@ -23,6 +23,12 @@ _QMV = _kernel("affine_qmv")
 _QMV_WIDE = _kernel("affine_qmv_wide")
 _GATHER_QMV_FAST = _kernel("affine_gather_qmv_fast")
 _GATHER_QMV = _kernel("affine_gather_qmv")
+_QMM_T = _kernel("affine_qmm_t", uses_fragments=True)
+_QMM_T_SPLIT = _kernel("affine_qmm_t_splitk", uses_fragments=True)
+_GATHER_QMM_RHS = _kernel("affine_gather_qmm_rhs", uses_fragments=True)
+_SEARCHSORTED = WheelKernel("searchsorted", "searchsorted.h", ("sort.h",))
+_TILE = 32
+_GOAL_THREADGROUPS = 512
 
 # Arguments that only batched products read.
 _NO_BATCH_ARRAYS = dict.fromkeys(("x_shape", "x_strides", "w_shape", "w_strides", "s_strides", "b_strides"))
@@ -74,10 +80,11 @@ def quantized_matvec(
             arrays, {**numbers, "M": rows}, outputs, template={**template, "vecs_per_tg": vectors, "k_lanes": 8},
             threadgroups=(-(-rows // vectors), -(-out // 8), 1), threadgroup=(32, 2, 1),
         )[0]  # fmt: skip
-    launch = {"threadgroups": (rows, -(-out // 8), 1), "threadgroup": (32, 2, 1)}
-    if columns % _fast_columns(bits) == 0:
-        return _QMV_FAST(arrays, numbers, outputs, template={**template, "partial_rows": out % 8 != 0}, **launch)[0]
-    return _QMV(arrays, numbers, outputs, template=template, **launch)[0]
+    fast = columns % _fast_columns(bits) == 0
+    return (_QMV_FAST if fast else _QMV)(
+        arrays, numbers, outputs, template={**template, **({"partial_rows": out % 8 != 0} if fast else {})},
+        threadgroups=(rows, -(-out // 8), 1), threadgroup=(32, 2, 1),
+    )[0]  # fmt: skip
 
 
 def gather_quantized_matvec(
@@ -138,14 +145,6 @@ def gather_quantized_matvec(
         threadgroups=(1, -(-out // 8), routes),
         threadgroup=(32, 2, 1),
     )[0]
-
-
-_QMM_T = _kernel("affine_qmm_t", uses_fragments=True)
-_QMM_T_SPLIT = _kernel("affine_qmm_t_splitk", uses_fragments=True)
-_GATHER_QMM_RHS = _kernel("affine_gather_qmm_rhs", uses_fragments=True)
-_SEARCHSORTED = WheelKernel("searchsorted", "searchsorted.h", ("sort.h",))
-_TILE = 32
-_GOAL_THREADGROUPS = 512
 
 
 def split_count(rows: int, columns: int, out: int, group_size: int) -> int:

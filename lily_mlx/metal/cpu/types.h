@@ -204,7 +204,18 @@ using ::ushort;
 template <typename T> constexpr bool is_floating_point_v =
     is_same_v<remove_cv_t<T>, float> || is_same_v<remove_cv_t<T>, half> || is_same_v<remove_cv_t<T>, bfloat>;
 template <typename T> struct is_floating_point : integral_constant<bool, is_floating_point_v<T>> {};
+template <typename T> constexpr bool is_signed_v =
+    is_floating_point_v<T> || (is_integral_v<T> && !is_unsigned_v<T>);
+template <typename T> struct is_signed : integral_constant<bool, is_signed_v<T>> {};
 template <typename T> constexpr bool is_arithmetic_v = is_integral_v<T> || is_floating_point_v<T>;
 template <typename T> struct is_arithmetic : integral_constant<bool, is_arithmetic_v<T>> {};
+
+template <typename T, size_t N>
+struct array {
+  T elements[N];
+  constexpr T& operator[](size_t i) { return elements[i]; }
+  constexpr const T& operator[](size_t i) const { return elements[i]; }
+  static constexpr size_t size() { return N; }
+};
 }  // namespace metal
 #endif

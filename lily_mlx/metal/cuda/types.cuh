@@ -69,28 +69,58 @@ __forceinline__ constexpr float half_value(ushort bits) {
   return as_type<float>(sign | as_type<uint>(as_type<float>(magnitude << 13) * 5.192296858534828e+33f));  // 2^112
 }
 
-// 16-bit floats. They turn into float by themselves, as in Metal; arithmetic is float's.
-struct alignas(2) bfloat {
-  ushort bits;
-  bfloat() = default;
-  __forceinline__ constexpr bfloat(float value) : bits(bfloat_bits(value)) {}
-  __forceinline__ constexpr operator float() const { return as_type<float>(uint(bits) << 16); }
-  __forceinline__ bfloat& operator+=(float value) { return *this = bfloat(float(*this) + value); }
-  __forceinline__ bfloat& operator-=(float value) { return *this = bfloat(float(*this) - value); }
-  __forceinline__ bfloat& operator*=(float value) { return *this = bfloat(float(*this) * value); }
-  __forceinline__ bfloat& operator/=(float value) { return *this = bfloat(float(*this) / value); }
-};
+namespace metal {
 
-struct alignas(2) half {
-  ushort bits;
-  half() = default;
-  __forceinline__ constexpr half(float value) : bits(half_bits(value)) {}
-  __forceinline__ constexpr operator float() const { return half_value(bits); }
-  __forceinline__ half& operator+=(float value) { return *this = half(float(*this) + value); }
-  __forceinline__ half& operator-=(float value) { return *this = half(float(*this) - value); }
-  __forceinline__ half& operator*=(float value) { return *this = half(float(*this) * value); }
-  __forceinline__ half& operator/=(float value) { return *this = half(float(*this) / value); }
-};
+template <class A, class B> constexpr bool is_same_v = false;
+template <class A> constexpr bool is_same_v<A, A> = true;
+template <bool C, class T = void> struct enable_if {};
+template <class T> struct enable_if<true, T> { using type = T; };
+template <bool C, class T = void> using enable_if_t = typename enable_if<C, T>::type;
+template <class T> struct remove_cv { using type = T; };
+template <class T> struct remove_cv<const T> { using type = T; };
+template <class T> struct remove_cv<volatile T> { using type = T; };
+template <class T> struct remove_cv<const volatile T> { using type = T; };
+template <class T> using remove_cv_t = typename remove_cv<T>::type;
+template <class T, class... Ts> constexpr bool is_one_of_v = (is_same_v<remove_cv_t<T>, Ts> || ...);
+template <class T> constexpr bool is_integral_v =
+    is_one_of_v<T, bool, char, signed char, uchar, short, ushort, int, uint, long, ulong, long long, unsigned long long>;
+template <class T> constexpr bool is_arithmetic_builtin = is_integral_v<T> || is_one_of_v<T, float, double>;
+
+}  // namespace metal
+
+// A 16-bit float. It turns into float by itself, as in Metal; the way back is explicit, so that an expression
+// of both types has one meaning. Two of one kind give that kind.
+#define LILY_SMALL_FLOAT(NAME, OTHER)                                                                          \
+  struct alignas(2) NAME {                                                                                     \
+    ushort bits;                                                                                               \
+    NAME() = default;                                                                                          \
+    template <class T, class = metal::enable_if_t<metal::is_arithmetic_builtin<T> || metal::is_same_v<T, OTHER>>> \
+    __forceinline__ constexpr explicit NAME(T value) : bits(NAME##_bits(float(value))) {}                      \
+    __forceinline__ constexpr operator float() const { return NAME##_value(bits); }                            \
+    template <class T, class = metal::enable_if_t<metal::is_arithmetic_builtin<T>>>                            \
+    __forceinline__ NAME& operator=(T value) { return *this = NAME(value); }                                   \
+    __forceinline__ NAME& operator+=(float value) { return *this = NAME(float(*this) + value); }               \
+    __forceinline__ NAME& operator-=(float value) { return *this = NAME(float(*this) - value); }               \
+    __forceinline__ NAME& operator*=(float value) { return *this = NAME(float(*this) * value); }               \
+    __forceinline__ NAME& operator/=(float value) { return *this = NAME(float(*this) / value); }               \
+    __forceinline__ constexpr NAME operator-() const { return NAME(-float(*this)); }                           \
+  };                                                                                                           \
+  LILY_SMALL_FLOAT_OPERATOR(NAME, +)                                                                           \
+  LILY_SMALL_FLOAT_OPERATOR(NAME, -)                                                                           \
+  LILY_SMALL_FLOAT_OPERATOR(NAME, *)                                                                           \
+  LILY_SMALL_FLOAT_OPERATOR(NAME, /)
+// A template takes exact types only, so a float operand never becomes NAME.
+#define LILY_SMALL_FLOAT_OPERATOR(NAME, OP)                                                                    \
+  template <class A, class B, class = metal::enable_if_t<metal::is_same_v<A, NAME> && metal::is_same_v<B, NAME>>> \
+  __forceinline__ constexpr NAME operator OP(A a, B b) { return NAME(float(a) OP float(b)); }
+
+__forceinline__ constexpr float bfloat_value(ushort bits) { return as_type<float>(uint(bits) << 16); }
+struct half;
+struct bfloat;
+LILY_SMALL_FLOAT(half, bfloat)
+LILY_SMALL_FLOAT(bfloat, half)
+#undef LILY_SMALL_FLOAT
+#undef LILY_SMALL_FLOAT_OPERATOR
 
 using bfloat16_t = bfloat;
 using float16_t = half;
@@ -108,38 +138,35 @@ struct integral_constant {
 template <bool V> using bool_constant = integral_constant<bool, V>;
 using true_type = bool_constant<true>;
 using false_type = bool_constant<false>;
-template <class A, class B> struct is_same : false_type {};
-template <class A> struct is_same<A, A> : true_type {};
-template <class A, class B> constexpr bool is_same_v = is_same<A, B>::value;
-template <bool C, class T = void> struct enable_if {};
-template <class T> struct enable_if<true, T> { using type = T; };
-template <bool C, class T = void> using enable_if_t = typename enable_if<C, T>::type;
+template <class A, class B> struct is_same : bool_constant<is_same_v<A, B>> {};
 template <bool C, class A, class B> struct conditional { using type = A; };
 template <class A, class B> struct conditional<false, A, B> { using type = B; };
 template <bool C, class A, class B> using conditional_t = typename conditional<C, A, B>::type;
-template <class T> struct remove_cv { using type = T; };
-template <class T> struct remove_cv<const T> { using type = T; };
-template <class T> struct remove_cv<volatile T> { using type = T; };
-template <class T> struct remove_cv<const volatile T> { using type = T; };
-template <class T> using remove_cv_t = typename remove_cv<T>::type;
 template <class T> struct remove_reference { using type = T; };
 template <class T> struct remove_reference<T&> { using type = T; };
 template <class T> struct remove_reference<T&&> { using type = T; };
 template <class T> using remove_reference_t = typename remove_reference<T>::type;
 // Address spaces vanish here; of a constant, as in Metal, the const goes with them.
 template <class T> using remove_addrspace_t = remove_cv_t<T>;
-template <class T, class... Ts> constexpr bool is_one_of_v = (is_same_v<remove_cv_t<T>, Ts> || ...);
-template <class T> constexpr bool is_integral_v =
-    is_one_of_v<T, bool, char, signed char, uchar, short, ushort, int, uint, long, ulong, long long, unsigned long long>;
 template <class T> struct is_integral : bool_constant<is_integral_v<T>> {};
 template <class T> constexpr bool is_unsigned_v = is_integral_v<T> && T(-1) > T(0);
 template <class T> struct is_unsigned : bool_constant<is_unsigned_v<T>> {};
 template <class T> constexpr bool is_floating_point_v = is_one_of_v<T, float, half, bfloat>;
 template <class T> struct is_floating_point : bool_constant<is_floating_point_v<T>> {};
+template <class T> constexpr bool is_signed_v = is_floating_point_v<T> || (is_integral_v<T> && !is_unsigned_v<T>);
+template <class T> struct is_signed : bool_constant<is_signed_v<T>> {};
 template <class T> constexpr bool is_arithmetic_v = is_integral_v<T> || is_floating_point_v<T>;
 template <class T> struct is_arithmetic : bool_constant<is_arithmetic_v<T>> {};
 template <class From, class To> struct is_convertible : bool_constant<__is_convertible_to(From, To)> {};
 template <class From, class To> constexpr bool is_convertible_v = is_convertible<From, To>::value;
+
+template <class T, size_t N>
+struct array {
+  T elements[N];
+  __forceinline__ constexpr T& operator[](size_t i) { return elements[i]; }
+  __forceinline__ constexpr const T& operator[](size_t i) const { return elements[i]; }
+  static __forceinline__ constexpr size_t size() { return N; }
+};
 
 }  // namespace metal
 

@@ -1,8 +1,9 @@
-"""Removes declarations that only differ by address space, where address spaces do not exist.
+"""Turns Metal's dialect of C++ into what compilers without its address spaces take.
 
-Metal overloads on them: a constructor for `thread` objects and one for `threadgroup` objects, or a
+Metal overloads on address spaces: a constructor for `thread` objects and one for `threadgroup` objects, or a
 specialisation for `device T*` and one for `constant T*`. Off Apple the words vanish, so the second is a
-redefinition of the first.
+redefinition of the first, and is removed. Explicit specialisations inside a class become plain overloads,
+because g++ before 14 does not take them there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 
 _SPACES = re.compile(r"\b(?:thread|threadgroup|device|constant)\b")
 _SCOPE = re.compile(r"\b(?:namespace|struct|class|union|enum)\b")
+_SPECIALISATION = re.compile(r"\s*template\s*<\s*>")
 _TEMPLATE_HEADER = re.compile(r"\btemplate\s*<")
 
 
@@ -22,10 +24,10 @@ def spell_const(text: str) -> str:
     return _CONSTANT.sub(r"const constant \1", text)
 
 
-def merge(text: str) -> str:
-    """The text without later copies of a definition; lines stay where they are."""
+def rewrite(text: str) -> str:
+    """The text without what only Metal's compiler takes; lines stay where they are."""
     dropped: list[tuple[int, int]] = []
-    _merge_scope(text, 0, len(text), dropped)
+    _scan_scope(text, 0, len(text), "namespace", dropped)
     for start, end in reversed(dropped):
         text = text[:start] + "\n" * text.count("\n", start, end) + text[end:]
     return text
@@ -46,7 +48,8 @@ def matching(text: str, position: int) -> int:
     raise ValueError(f"no {closing} closes the {opening} in line {text.count(chr(10), 0, position) + 1}")
 
 
-def _merge_scope(text: str, start: int, end: int, dropped: list[tuple[int, int]]) -> None:
+def _scan_scope(text: str, start: int, end: int, scope: str, dropped: list[tuple[int, int]]) -> None:
+    """Collects the ranges to drop, in ascending order, from a namespace or a class."""
     seen: set[str] = set()
     first = i = start  # `first`: where the current declaration begins
     while i < end:
@@ -69,8 +72,11 @@ def _merge_scope(text: str, start: int, end: int, dropped: list[tuple[int, int]]
                 dropped.append((_skip_space(text, first), close + 1 + (after.end() if after else 0)))
             else:
                 seen.add(head)
+                specialisation = _SPECIALISATION.match(text, first)
+                if scope != "namespace" and specialisation and not kind:
+                    dropped.append(specialisation.span())
                 if kind:
-                    _merge_scope(text, i + 1, close, dropped)
+                    _scan_scope(text, i + 1, close, kind, dropped)
             i = first = close + 1
         elif character == ":" and re.search(r"\b(?:public|private|protected)\s*$", text[first:i]):
             first = i = i + 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,23 +34,30 @@ _ARGUMENTS = (
     "-ferror-limit=0", "-Wno-everything", "-Wimplicit-float-conversion",
 )  # fmt: skip
 
-# Included before the text of a unit, so that its line numbers stay what they are.
+# Included before the text of a unit, so that its line numbers stay what they are. MLX defines shuffles of
+# bfloat; a declaration that comes first makes their use an error.
 BEFORE = f"{VIRTUAL}/before.h"
-_BEFORE = f"""\
-#include "{PREAMBLE}"
-#define LILY_NO_SHUFFLE(name, ...) \\
-  bfloat name(bfloat, __VA_ARGS__) __attribute__((unavailable("a shuffle moves float, int or uint, not bfloat")));
-namespace metal {{
-LILY_NO_SHUFFLE(simd_shuffle, ushort)
-LILY_NO_SHUFFLE(simd_shuffle_xor, ushort)
-LILY_NO_SHUFFLE(simd_shuffle_up, ushort)
-LILY_NO_SHUFFLE(simd_shuffle_down, ushort)
-LILY_NO_SHUFFLE(simd_shuffle_rotate_up, ushort)
-LILY_NO_SHUFFLE(simd_shuffle_rotate_down, ushort)
-LILY_NO_SHUFFLE(simd_broadcast, ushort)
-}}
-#undef LILY_NO_SHUFFLE
-"""
+_SHUFFLES = (
+    "shuffle",
+    "shuffle_xor",
+    "shuffle_up",
+    "shuffle_down",
+    "shuffle_rotate_up",
+    "shuffle_rotate_down",
+    "broadcast",
+)
+_BEFORE = "\n".join(
+    [
+        '#include "metal_stdlib.h"',
+        *(
+            f"namespace metal {{ bfloat simd_{name}(bfloat, ushort) "
+            '__attribute__((unavailable("a shuffle moves float, int or uint, not bfloat"))); }'
+            for name in _SHUFFLES
+        ),
+        f'#include "{PREAMBLE}"',
+        "",
+    ]
+)
 
 
 class FrontEndMissingError(RuntimeError):
@@ -61,7 +67,7 @@ class FrontEndMissingError(RuntimeError):
 def clang() -> Any:
     """The module clang.cindex."""
     try:
-        from clang import cindex
+        from clang import cindex  # type: ignore[import-untyped]
     except ImportError:
         raise FrontEndMissingError("the check needs libclang: pip install 'lily_mlx[check]'") from None
     return cindex
@@ -182,7 +188,7 @@ def _file(found: Any) -> str:
 def _instantiation(found: Any, unit: Unit) -> str:
     first = len(unit.origins)
     for note in found.children:
-        line = note.location.line
+        line = int(note.location.line)
         if line > first and "in instantiation" in note.spelling and line - first <= len(unit.instantiations):
             return unit.instantiations[line - first - 1]
     return ""
@@ -204,8 +210,10 @@ def _in_metal(message: str) -> str:
     """A message with Metal's words for the address spaces."""
     words = {
         "__global": "device", "__constant": "constant", "__local": "threadgroup", "__private": "thread",
-        "__bf16": "bfloat", "local address space": "threadgroup address space",
+        "__bf16": "bfloat", "local address space": "threadgroup address space", "C++ for OpenCL": "Metal",
     }  # fmt: skip
+    if "use of type 'double'" in message:
+        return "Metal has no double"
     for word, metal in words.items():
         message = message.replace(word, metal)
     return message

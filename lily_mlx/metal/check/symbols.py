@@ -21,17 +21,10 @@ SPECIFICATION = {
     "clz": "Metal Standard Library, Integer Functions",
     "ctz": "Metal Standard Library, Integer Functions",
     "popcount": "Metal Standard Library, Integer Functions",
-    "clamp": "Metal Standard Library, Common Functions",
-    "fast::exp2": "Metal Standard Library, Math Functions",
     "precise::exp2": "Metal Standard Library, Math Functions",
-    "exp2": "Metal Standard Library, Math Functions",
-    "simd_all": "Metal Standard Library, SIMD-Group Functions",
     "atomic_uint": "Data Types, Atomic Data Types",
     "atomic_int": "Data Types, Atomic Data Types",
-    "INFINITY": "Metal Standard Library, Math Functions",
-    "NAN": "Metal Standard Library, Math Functions",
     "uint4": "Data Types, Vector Data Types",
-    "int4": "Data Types, Vector Data Types",
 }
 # What a macro of our declarations hides.
 _MACROS = {"__builtin_inff": "INFINITY", "__builtin_nanf": "NAN"}

@@ -40,10 +40,11 @@ from ..backend import use_backend
 from ..source import KernelText
 from .unit import ExactText
 
-# Qwen3.6-35B-A3B, where it differs from the bundled checkpoint; four layers have every kind of layer.
+# One layer of each kind.
+_LAYERS = {"num_hidden_layers": 2, "full_attention_interval": 2}
+# Qwen3.6-35B-A3B, where it differs from the bundled checkpoint.
 _FULL_SIZE = {
     "hidden_size": 2048,
-    "num_hidden_layers": 4,
     "vocab_size": 248_320,
     "num_attention_heads": 16,
     "num_key_value_heads": 2,
@@ -90,6 +91,15 @@ def workloads(quick: bool = False) -> Iterator[Workload]:
     yield Workload("bundled checkpoint", ModelConfig.from_dict(tiny), (0, 1, 300, 2_000), ROWS)
     if quick:
         return
+    # The shared expert may have an encoding of its own.
+    for bits in BITS:
+        mixed = {
+            "bits": bits,
+            "group_size": 64,
+            **{path: {"bits": 8, "group_size": 32} for path in _shared_experts(full)},
+        }
+        config = ModelConfig.from_dict({**full, "quantization": mixed})
+        yield Workload(f"full size, {bits} bits, shared expert 8 bits", config, (0,), _FEW_ROWS)
     for label, settings in (("full size", full), ("bundled checkpoint", tiny)):
         for bits in BITS:
             for group_size in GROUP_SIZES:
@@ -107,19 +117,19 @@ def collect(quick: bool = False) -> list[ExactText]:
         for workload in workloads(quick):
             for text, name in _texts_of(workload):
                 found.setdefault(text, name)
-    sources = _sources()
-    return [exact_text(name, text, sources) for text, name in found.items()]
+    files = sources()
+    return [exact_text(name, text, files) for text, name in found.items()]
 
 
-def exact_text(name: str, text: str, sources: dict[str, tuple[KernelText, str]]) -> ExactText:
+def exact_text(name: str, text: str, files: dict[str, tuple[KernelText, str]]) -> ExactText:
     """A recorded kernel with the files that it was made from.
 
     Args:
         name: the name that MLX gives it.
         text: its text.
-        sources: kernel text and constants by name, see `_sources`.
+        files: kernel text and constants by name, from `sources`.
     """
-    for prefix, (source, constants) in sources.items():
+    for prefix, (source, constants) in files.items():
         if name.startswith(f"custom_kernel_{prefix}"):
             return ExactText(source.name, text, source, constants)
     short = re.sub(r"^custom_kernel_(?:lily_)?(\w+?)(?:_[0-9a-f]{12})?(?:__?\w*)?$", r"\1", name)
@@ -139,7 +149,7 @@ def record(function: Trace, arguments: Sequence[mx.array]) -> list[tuple[str, st
     return kernels
 
 
-def _sources() -> dict[str, tuple[KernelText, str]]:
+def sources() -> dict[str, tuple[KernelText, str]]:
     """The kernel texts that `metal_backend` has built, by the name that it gives them."""
     return {
         f"lily_{text.name}_{_digest(text, constants)}": (text, constants) for text, constants in metal_backend._kernels
@@ -156,13 +166,23 @@ def _settings(**changes: Any) -> dict[str, Any]:
     settings: dict[str, Any] = json.loads((bundled_checkpoint() / "config.json").read_text())
     settings.pop("quantization_config", None)
     inner = settings.get("text_config", settings)
-    inner.update(changes)
+    inner.pop("layer_types", None)
+    inner.update(_LAYERS | changes)
     return settings
 
 
 def _narrowest(settings: dict[str, Any]) -> int:
     inner = settings.get("text_config", settings)
-    return min(inner[name] for name in ("hidden_size", "moe_intermediate_size", "shared_expert_intermediate_size"))
+    return int(min(inner[name] for name in ("hidden_size", "moe_intermediate_size", "shared_expert_intermediate_size")))
+
+
+def _shared_experts(settings: dict[str, Any]) -> list[str]:
+    layers = settings.get("text_config", settings)["num_hidden_layers"]
+    return [
+        f"language_model.model.layers.{layer}.mlp.shared_expert.{part}_proj"
+        for layer in range(layers)
+        for part in ("gate", "up", "down")
+    ]
 
 
 def _texts_of(workload: Workload) -> Iterator[tuple[str, str]]:

@@ -27,6 +27,7 @@ class Node:
     start: int
     end: int
     children: list[Node] = field(default_factory=list)
+    _declared: int | None | bool = field(default=False, repr=False)  # False: not looked up yet
 
     @property
     def source(self) -> str:
@@ -38,17 +39,21 @@ class Node:
 
     def walk(self) -> Iterator[Node]:
         """The node and all below it, parents first."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting.extend(reversed(node.children))
 
     def find(self, *kinds: str) -> Iterator[Node]:
         return (node for node in self.walk() if node.kind in kinds)
 
     def declared(self) -> int | None:
         """A key of the declaration that an expression names, the same for all its uses."""
-        target = self.cursor.referenced
-        return _key(target) if target is not None else None
+        if self._declared is False:
+            target = self.cursor.referenced
+            self._declared = _key(target) if target is not None else None
+        return self._declared
 
     def key(self) -> int:
         """The key that `declared` of the node's uses gives, for a declaration."""
@@ -171,9 +176,9 @@ class Functions:
 
     def called(self, call: Node, caller: Node | None = None) -> list[Node]:
         """The functions that a call may call: more than one where only an instantiation would tell."""
-        target = call.cursor.referenced
-        if target is not None and _key(target) in self._by_key:
-            return [self._by_key[_key(target)]]
+        target = call.declared()
+        if target in self._by_key:
+            return [self._by_key[target]]
         named = [f for f in self.named(call.callee()) if len(parameters_of(f)) >= len(arguments_of(call))]
         qualifier = call.qualifier()
         if qualifier:

@@ -1,0 +1,15 @@
+// out[i] = bfloat(scale * code + bias): a quantised weight as bfloat pairs in words, all of its rows in one line.
+//
+// Grid: one thread for each UNIT (32) codes. Bytes: the weight read once, 2 for each code written.
+const size_t unit = size_t(thread_position_in_grid.x);
+if (unit < size_t(weight_shape[0]) / BITS) {
+  const size_t group = unit / (GROUP / UNIT);
+  Codes<BITS> codes = load_codes<BITS>(weight + unit * BITS);
+  float values[UNIT];
+  dequantize_unit<BITS>(codes, float(scales[group]), float(biases[group]), values);
+  device uint4* target = (device uint4*)(out + unit * (UNIT / 2));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    target[i] = pack_eight(&values[8 * i]);
+  }
+}

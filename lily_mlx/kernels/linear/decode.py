@@ -163,7 +163,7 @@ def gated_norm_project_add(
 def _launch(
     kernel: Kernel, inputs: list[mx.array], w: QuantizedWeight, template: dict, out_dtype: mx.Dtype
 ) -> mx.array:
-    plan = matvec_plan(w.columns)
+    plan = matvec_plan(w.rows, w.columns)
     (out,) = kernel(
         inputs,
         template={**template, **weight_template(w), **plan.template()},

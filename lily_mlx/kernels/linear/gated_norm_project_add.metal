@@ -6,18 +6,22 @@
 // ROWS * 32 / LANES rows. Bytes: the weight once, y and z (from cache) once for each threadgroup.
 threadgroup uint4 staged[K / 8];
 const uint lane = thread_index_in_simdgroup;
+// The first weights are on their way while the input is prepared.
+const int count = int(weight_shape[0]);
+const int block = int(threadgroup_position_in_grid.x) * SIMDGROUPS + int(simdgroup_index_in_threadgroup);
+const int first = first_row<ROWS, LANES>(block, lane);
+const int row_lane = int(lane) % LANES;
+int rows[ROWS];
+clamp_rows<ROWS>(rows, first, count);
+RowUnits<BITS, ROWS> ahead[AHEAD];
+start_rows<BITS, GROUP, K, ROWS, LANES, AHEAD>(ahead, weight, scales, biases, rows, row_lane);
 stage_gated_norm<HEAD, K, 32 * SIMDGROUPS>(
     staged, y, projection + Z_OFFSET, norm_weight, EPS, thread_index_in_threadgroup);
 threadgroup_barrier(mem_flags::mem_threadgroup);
 
-const int count = int(weight_shape[0]);
-const int block = int(threadgroup_position_in_grid.x) * SIMDGROUPS + int(simdgroup_index_in_threadgroup);
-const int first = first_row<ROWS, LANES>(block, lane);
-int rows[ROWS];
 float sums[ROWS];
-clamp_rows<ROWS>(rows, first, count);
 clear_sums<ROWS>(sums);
-accumulate_rows<BITS, GROUP, K, ROWS, LANES>(sums, staged, weight, scales, biases, rows, int(lane) % LANES);
+accumulate_rows<BITS, GROUP, K, ROWS, LANES, AHEAD>(sums, ahead, staged, weight, scales, biases, rows, row_lane);
 sum_rows<ROWS, LANES>(sums);
 #pragma unroll
 for (int i = 0; i < ROWS; ++i) {

@@ -5,17 +5,21 @@
 // Bytes: the weight once, x and norm_weight (from cache) once for each threadgroup.
 threadgroup uint4 staged[K / 8];
 const uint lane = thread_index_in_simdgroup;
-stage_norm<K, 32 * SIMDGROUPS>(staged, x, norm_weight, EPS, thread_index_in_threadgroup, lane);
-threadgroup_barrier(mem_flags::mem_threadgroup);
-
+// The first weights are on their way while the input is prepared.
 const int count = int(weight_shape[0]);
 const int block = int(threadgroup_position_in_grid.x) * SIMDGROUPS + int(simdgroup_index_in_threadgroup);
 const int first = first_row<ROWS, LANES>(block, lane);
+const int row_lane = int(lane) % LANES;
 int rows[ROWS];
-float sums[ROWS];
 clamp_rows<ROWS>(rows, first, count);
+RowUnits<BITS, ROWS> ahead[AHEAD];
+start_rows<BITS, GROUP, K, ROWS, LANES, AHEAD>(ahead, weight, scales, biases, rows, row_lane);
+stage_norm<K, 32 * SIMDGROUPS>(staged, x, norm_weight, EPS, thread_index_in_threadgroup, lane);
+threadgroup_barrier(mem_flags::mem_threadgroup);
+
+float sums[ROWS];
 clear_sums<ROWS>(sums);
-accumulate_rows<BITS, GROUP, K, ROWS, LANES>(sums, staged, weight, scales, biases, rows, int(lane) % LANES);
+accumulate_rows<BITS, GROUP, K, ROWS, LANES, AHEAD>(sums, ahead, staged, weight, scales, biases, rows, row_lane);
 sum_rows<ROWS, LANES>(sums);
 #pragma unroll
 for (int i = 0; i < ROWS; ++i) {

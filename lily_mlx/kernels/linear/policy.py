@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lily_mlx.metal import current_backend
 
+UNIT = 32  # codes that a lane takes from a row at once
 MOST_STAGED_COLUMNS = 8192  # a row of bfloat16 that kernels keep in threadgroup memory: 16 KB
 
 
@@ -13,20 +14,23 @@ MOST_STAGED_COLUMNS = 8192  # a row of bfloat16 that kernels keep in threadgroup
 class DevicePolicy:
     """What depends on the kind of device.
 
-    ``rows`` rows of a weight share the activations in a lane's registers, in ``simdgroups`` simdgroups of a
-    decode threadgroup. ``tile_heights`` are the heights of the prefill tile: the first that covers a chunk is
-    taken, and the last for longer chunks.
+    Decode: up to ``rows`` rows of a weight share the activations in a lane's registers, fewer where the launch
+    would have less than ``fill`` simdgroups; ``ahead`` units of each row are loaded before they are used; a
+    threadgroup has ``simdgroups`` simdgroups. Prefill: ``tile_heights`` are the heights of the tile: the first
+    that covers a chunk is taken, and the last for longer chunks.
     """
 
     rows: int
+    fill: int
+    ahead: int
     simdgroups: int
     tile_heights: tuple[int, ...]
 
 
 DEVICES = {
-    "apple": DevicePolicy(rows=4, simdgroups=4, tile_heights=(16, 32, 64)),
-    "cuda": DevicePolicy(rows=4, simdgroups=4, tile_heights=(16, 32, 64)),
-    "cpu": DevicePolicy(rows=4, simdgroups=4, tile_heights=(16, 32, 64)),
+    "apple": DevicePolicy(rows=4, fill=256, ahead=1, simdgroups=4, tile_heights=(16, 32, 64)),
+    "cuda": DevicePolicy(rows=4, fill=1536, ahead=2, simdgroups=4, tile_heights=(16, 32, 64)),
+    "cpu": DevicePolicy(rows=4, fill=16, ahead=2, simdgroups=4, tile_heights=(16, 32, 64)),
 }
 
 
@@ -40,12 +44,13 @@ def device_policy() -> DevicePolicy:
 class MatvecPlan:
     """How a matrix-vector kernel shares out the rows of a weight.
 
-    ``lanes`` lanes walk a row, ``rows`` rows at a time; a threadgroup of ``simdgroups`` simdgroups covers
-    ``block`` rows.
+    ``lanes`` lanes walk a row, ``rows`` rows at a time, with ``ahead`` units of each loaded in advance; a
+    threadgroup of ``simdgroups`` simdgroups covers ``block`` rows.
     """
 
     rows: int
     lanes: int
+    ahead: int
     simdgroups: int
 
     @property
@@ -64,14 +69,20 @@ class MatvecPlan:
 
     def template(self) -> dict[str, int]:
         """The plan as template parameters of a kernel."""
-        return {"ROWS": self.rows, "LANES": self.lanes, "SIMDGROUPS": self.simdgroups}
+        return {"ROWS": self.rows, "LANES": self.lanes, "AHEAD": self.ahead, "SIMDGROUPS": self.simdgroups}
 
 
-def matvec_plan(columns: int) -> MatvecPlan:
-    """The plan for a weight with ``columns`` columns: a lane for each 32 of them, at most 32 lanes."""
+def matvec_plan(rows: int, columns: int) -> MatvecPlan:
+    """The plan for a weight [rows, columns]: a lane for each 32 columns, at most 32 lanes."""
     device = device_policy()
-    lanes = min(32, 1 << (columns // 32 - 1).bit_length())
-    return MatvecPlan(rows=max(1, device.rows * lanes // 32), lanes=lanes, simdgroups=device.simdgroups)
+    units = columns // UNIT
+    lanes = min(32, 1 << (units - 1).bit_length())
+    shared = device.rows
+    while shared > 1 and rows * lanes < device.fill * shared * 32:
+        shared //= 2
+    steps = -(-units // lanes)
+    ahead = max(n for n in range(1, device.ahead + 1) if steps % n == 0)
+    return MatvecPlan(max(1, shared * lanes // 32), lanes, ahead, device.simdgroups)
 
 
 @dataclass(frozen=True)

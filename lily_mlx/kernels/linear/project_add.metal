@@ -6,11 +6,15 @@ const uint lane = thread_index_in_simdgroup;
 const int count = int(weight_shape[0]);
 const int block = int(threadgroup_position_in_grid.x) * SIMDGROUPS + int(simdgroup_index_in_threadgroup);
 const int first = first_row<ROWS, LANES>(block, lane);
+const int row_lane = int(lane) % LANES;
 int rows[ROWS];
-float sums[ROWS];
 clamp_rows<ROWS>(rows, first, count);
+RowUnits<BITS, ROWS> ahead[AHEAD];
+start_rows<BITS, GROUP, K, ROWS, LANES, AHEAD>(ahead, weight, scales, biases, rows, row_lane);
+
+float sums[ROWS];
 clear_sums<ROWS>(sums);
-accumulate_rows<BITS, GROUP, K, ROWS, LANES>(sums, x, weight, scales, biases, rows, int(lane) % LANES);
+accumulate_rows<BITS, GROUP, K, ROWS, LANES, AHEAD>(sums, ahead, x, weight, scales, biases, rows, row_lane);
 sum_rows<ROWS, LANES>(sums);
 #pragma unroll
 for (int i = 0; i < ROWS; ++i) {

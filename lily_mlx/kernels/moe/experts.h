@@ -42,12 +42,24 @@ inline void gate_up_rows(
     gate_sums[i] = 0.0f;
     up_sums[i] = 0.0f;
   }
+  RowUnits<BITS, ROWS> gate_unit;
+  RowUnits<BITS, ROWS> up_unit;
+  int first = metal::min(lane, K / UNIT - 1);
+  load_row_units<BITS, GROUP, K, ROWS>(gate_unit, first, gate, gate_scales, gate_biases, rows);
+  load_row_units<BITS, GROUP, K, ROWS>(up_unit, first, up, up_scales, up_biases, rows);
   for (int unit = lane; unit < K / UNIT; unit += LANES) {
     float values[UNIT];
-    load_staged_unit(x, unit, values);
+    load_unit(x, unit, values);
     float sum = prepare_unit<BITS>(values);
-    accumulate_unit<BITS, GROUP, K, ROWS>(gate_sums, values, sum, unit, gate, gate_scales, gate_biases, rows);
-    accumulate_unit<BITS, GROUP, K, ROWS>(up_sums, values, sum, unit, up, up_scales, up_biases, rows);
+    int next = metal::min(unit + LANES, K / UNIT - 1);
+    add_row_units<BITS, ROWS>(gate_sums, gate_unit, values, sum);
+    if (unit + LANES < K / UNIT) {
+      load_row_units<BITS, GROUP, K, ROWS>(gate_unit, next, gate, gate_scales, gate_biases, rows);
+    }
+    add_row_units<BITS, ROWS>(up_sums, up_unit, values, sum);
+    if (unit + LANES < K / UNIT) {
+      load_row_units<BITS, GROUP, K, ROWS>(up_unit, next, up, up_scales, up_biases, rows);
+    }
   }
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {

@@ -24,11 +24,17 @@ for (int slot = int(simdgroup_index_in_threadgroup); slot <= TOP_K; slot += SIMD
     const uint expert = metal::min(uint(experts[slot]), uint(E - 1));
     const size_t word = expert_words<H, I, BITS>(expert);
     const size_t group = expert_groups<H, I, GROUP>(expert);
-    accumulate_rows<BITS, GROUP, I, ROWS, LANES>(
-        sums, hidden + slot * I, down + word, down_scales + group, down_biases + group, rows, row_lane);
+    RowUnits<BITS, ROWS> ahead[1];
+    start_rows<BITS, GROUP, I, ROWS, LANES, 1>(
+        ahead, down + word, down_scales + group, down_biases + group, rows, row_lane);
+    accumulate_rows<BITS, GROUP, I, ROWS, LANES, 1>(
+        sums, ahead, hidden + slot * I, down + word, down_scales + group, down_biases + group, rows, row_lane);
   } else {
-    accumulate_rows<SHARED_BITS, SHARED_GROUP, I, ROWS, LANES>(
-        sums, hidden + slot * I, shared_down, shared_down_scales, shared_down_biases, rows, row_lane);
+    RowUnits<SHARED_BITS, ROWS> ahead[1];
+    start_rows<SHARED_BITS, SHARED_GROUP, I, ROWS, LANES, 1>(
+        ahead, shared_down, shared_down_scales, shared_down_biases, rows, row_lane);
+    accumulate_rows<SHARED_BITS, SHARED_GROUP, I, ROWS, LANES, 1>(
+        sums, ahead, hidden + slot * I, shared_down, shared_down_scales, shared_down_biases, rows, row_lane);
   }
   const float score = scores[slot];
   for (int i = 0; i < ROWS; ++i) {

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lily_mlx.metal import current_backend
+
 TILE_HEIGHTS = (8, 16, 32, 64)
 THREADS = 128  # threads of a grouped matmul's threadgroup: 4 simdgroups
 
@@ -55,17 +57,22 @@ class RowShape:
     block: int  # rows of a threadgroup
 
 
+# Rows that share the activations in a lane's registers where a row has 32 lanes: in `experts_gate_up` so many
+# gate rows and as many up rows, in `experts_down` twice as many as that.
+_SHARED_ROWS = {"metal": 4, "cuda": 2, "cpu": 4}
+
+
 def gate_up_shape(hidden: int) -> RowShape:
     """Shape of `experts_gate_up`, whose gate and up rows have ``hidden`` columns."""
     lanes = _lanes(hidden)
-    rows, simdgroups = max(1, 4 * lanes // 32), 4
+    rows, simdgroups = max(1, _SHARED_ROWS[current_backend()] * lanes // 32), 4
     return RowShape(rows, lanes, simdgroups, simdgroups * rows * 32 // lanes)
 
 
 def down_shape(intermediate: int, top_k: int) -> RowShape:
     """Shape of `experts_down`, whose rows have ``intermediate`` columns: one simdgroup per slot, up to 16."""
     lanes = _lanes(intermediate)
-    rows = max(1, 8 * lanes // 32)
+    rows = max(1, 2 * _SHARED_ROWS[current_backend()] * lanes // 32)
     return RowShape(rows, lanes, min(top_k + 1, 16), rows * 32 // lanes)
 
 

@@ -16,20 +16,30 @@ const float temperature = sampling[0];
 const float inverse_temperature = temperature > 0.0f ? 1.0f / temperature : 1.0f;
 const uint key = seed[0];
 const uint step = uint(position[0]);
+constexpr int SIMDGROUP_ROWS = ROWS * 32 / LANES;
+const int blocks = (count + SIMDGROUP_ROWS * SIMDGROUPS - 1) / (SIMDGROUP_ROWS * SIMDGROUPS);
+const int simd_group = int(simdgroup_index_in_threadgroup);
+const int row_lane = int(lane) % LANES;
+// The weights of a block are on their way while the input is prepared, or the block before is computed.
+RowUnits<BITS, ROWS> ahead[AHEAD];
+int rows[ROWS];
+clamp_rows<ROWS>(rows, first_row<ROWS, LANES>(part * SIMDGROUPS + simd_group, lane), count);
+start_rows<BITS, GROUP, K, ROWS, LANES, AHEAD>(ahead, weight, scales, biases, rows, row_lane);
 stage_norm<K, 32 * SIMDGROUPS>(staged, x, norm_weight, EPS, thread_index_in_threadgroup, lane);
 threadgroup_barrier(mem_flags::mem_threadgroup);
 
-constexpr int SIMDGROUP_ROWS = ROWS * 32 / LANES;
-const int blocks = (count + SIMDGROUP_ROWS * SIMDGROUPS - 1) / (SIMDGROUP_ROWS * SIMDGROUPS);
 float best = -INFINITY;
 uint best_row = 0xffffffffu;
 for (int block = part; block < blocks; block += parts) {
-  const int first = first_row<ROWS, LANES>(block * SIMDGROUPS + int(simdgroup_index_in_threadgroup), lane);
-  int rows[ROWS];
+  const int first = first_row<ROWS, LANES>(block * SIMDGROUPS + simd_group, lane);
+  const int next = first_row<ROWS, LANES>((block + parts) * SIMDGROUPS + simd_group, lane);
+  int next_rows[ROWS];
   float sums[ROWS];
   clamp_rows<ROWS>(rows, first, count);
+  clamp_rows<ROWS>(next_rows, next, count);
   clear_sums<ROWS>(sums);
-  accumulate_rows<BITS, GROUP, K, ROWS, LANES>(sums, staged, weight, scales, biases, rows, int(lane) % LANES);
+  accumulate_rows<BITS, GROUP, K, ROWS, LANES, AHEAD>(
+      sums, ahead, staged, weight, scales, biases, rows, next_rows, block + parts < blocks, row_lane);
   sum_rows<ROWS, LANES>(sums);
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
@@ -47,8 +57,8 @@ for (int block = part; block < blocks; block += parts) {
 
 simd_best(best, best_row);
 if (lane == 0) {
-  part_values[simdgroup_index_in_threadgroup] = best;
-  part_indices[simdgroup_index_in_threadgroup] = best_row;
+  part_values[simd_group] = best;
+  part_indices[simd_group] = best_row;
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 if (thread_index_in_threadgroup == 0) {

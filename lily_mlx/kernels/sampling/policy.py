@@ -6,7 +6,7 @@ from lily_mlx.metal import current_backend
 
 # Threadgroups of the head kernel: enough to fill the device, few enough to share the norm among many rows and
 # to let one threadgroup finish the choice.
-PARTS = {"metal": 1024, "cuda": 1056, "cpu": 64}
+PARTS = {"metal": 1024, "cuda": 528, "cpu": 64}
 MOST_PARTS = 4096
 SELECT_SIMDGROUPS = 8
 

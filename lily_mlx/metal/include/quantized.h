@@ -49,8 +49,8 @@ inline uint4 pack_eight(const thread float* values) {
 // ---- a unit of activations ----------------------------------------------------------------------------
 
 // 32 bfloat16 values; `x` is 16-byte aligned.
-inline void load_unit(const device bfloat* x, thread float (&values)[UNIT]) {
-  const device uint4* packed = (const device uint4*)x;
+inline void load_unit(const device bfloat* x, int unit, thread float (&values)[UNIT]) {
+  const device uint4* packed = (const device uint4*)(x + unit * UNIT);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     unpack_eight(packed[i], &values[8 * i]);
@@ -67,7 +67,7 @@ inline void store_staged(threadgroup uint4* staged, int unit, int piece, const t
   staged[staged_index(unit, piece)] = pack_eight(values);
 }
 
-inline void load_staged_unit(const threadgroup uint4* staged, int unit, thread float (&values)[UNIT]) {
+inline void load_unit(const threadgroup uint4* staged, int unit, thread float (&values)[UNIT]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     unpack_eight(staged[staged_index(unit, i)], &values[8 * i]);
@@ -104,15 +104,20 @@ inline Codes<BITS> load_codes(const device uint* words) {
   return codes;
 }
 
-// The float of an integer below 2^23 without a conversion instruction, which is slow on every GPU: the
-// integer is the low mantissa of 2^23 + code. Exact.
-inline float code_to_float(uint code) {
-  return as_type<float>(code | 0x4b000000u) - 8388608.0f;
+// (word & mask) | bits: one instruction where the GPU has one with three inputs.
+#ifndef LILY_MASK_OR
+#define LILY_MASK_OR(word, mask, bits) (((word) & (mask)) | (bits))
+#endif
+
+// The float of the masked bits of a word, which lie below bit 23, without a conversion instruction, which is
+// slow on every GPU: the bits are the low mantissa of 2^23 + code. Exact.
+inline float code_to_float(uint word, uint mask) {
+  return as_type<float>(LILY_MASK_OR(word, mask, 0x4b000000u)) - 8388608.0f;
 }
 
-// The i-th code of a unit; `i` is a constant once loops are unrolled.
+// The i-th code of a unit as a float; `i` is a constant once loops are unrolled.
 template <int BITS>
-inline uint code_at(const thread Codes<BITS>& codes, int i) {
+inline float code_at(const thread Codes<BITS>& codes, int i) {
   int bit = i * BITS;
   int word = bit / 32;
   int shift = bit % 32;
@@ -120,7 +125,7 @@ inline uint code_at(const thread Codes<BITS>& codes, int i) {
   if (shift + BITS > 32) {
     value |= codes.words[(word + 1) % BITS] << ((32 - shift) % 32);
   }
-  return value & ((1u << BITS) - 1u);
+  return code_to_float(value, (1u << BITS) - 1u);
 }
 
 // Codes of 2, 4 and 8 bits never cross half a word, so a mask is enough and no shift: a code read in place
@@ -162,15 +167,15 @@ inline float codes_dot(const thread Codes<BITS>& codes, const thread float (&x)[
 #pragma unroll
       for (int i = 0; i < PER_HALF; ++i) {
         uint mask = MASK << (BITS * i);
-        even = metal::fma(code_to_float(low & mask), x[2 * PER_HALF * word + i], even);
-        odd = metal::fma(code_to_float(high & mask), x[2 * PER_HALF * word + PER_HALF + i], odd);
+        even = metal::fma(code_to_float(low, mask), x[2 * PER_HALF * word + i], even);
+        odd = metal::fma(code_to_float(high, mask), x[2 * PER_HALF * word + PER_HALF + i], odd);
       }
     }
   } else {
 #pragma unroll
     for (int i = 0; i < UNIT; i += 2) {
-      even = metal::fma(code_to_float(code_at<BITS>(codes, i)), x[i], even);
-      odd = metal::fma(code_to_float(code_at<BITS>(codes, i + 1)), x[i + 1], odd);
+      even = metal::fma(code_at<BITS>(codes, i), x[i], even);
+      odd = metal::fma(code_at<BITS>(codes, i + 1), x[i + 1], odd);
     }
   }
   return even + odd;
@@ -181,76 +186,117 @@ template <int BITS>
 inline void dequantize_unit(const thread Codes<BITS>& codes, float scale, float bias, thread float (&values)[UNIT]) {
 #pragma unroll
   for (int i = 0; i < UNIT; ++i) {
-    values[i] = metal::fma(scale, code_to_float(code_at<BITS>(codes, i)), bias);
+    values[i] = metal::fma(scale, code_at<BITS>(codes, i), bias);
   }
 }
 
 // ---- matrix-vector ------------------------------------------------------------------------------------
 
-// acc[i] += the part of row rows[i] that lies in `unit`, for ROWS rows that share x. The rows must exist:
-// clamp the tail and drop its result. x and x_sum come from prepare_unit.
+// A unit of each of ROWS rows: what a lane reads from memory before it computes.
+template <int BITS, int ROWS>
+struct RowUnits {
+  Codes<BITS> codes[ROWS];
+  bfloat scales[ROWS];
+  bfloat biases[ROWS];
+};
+
+// Reads a unit of rows rows[i]. The rows must exist: clamp the tail and drop its result.
 template <int BITS, int GROUP, int K, int ROWS>
-inline void accumulate_unit(
-    thread float (&acc)[ROWS],
-    const thread float (&x)[UNIT],
-    float x_sum,
+inline void load_row_units(
+    thread RowUnits<BITS, ROWS>& units,
     int unit,
     const device uint* weight,
     const device bfloat* scales,
     const device bfloat* biases,
     const thread int (&rows)[ROWS]) {
-  Codes<BITS> codes[ROWS];
-  float scale[ROWS];
-  float bias[ROWS];
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     size_t row = size_t(rows[i]);
-    codes[i] = load_codes<BITS>(weight + row * (K / UNIT * BITS) + unit * BITS);
+    units.codes[i] = load_codes<BITS>(weight + row * (K / UNIT * BITS) + unit * BITS);
     size_t group = row * (K / GROUP) + unit / (GROUP / UNIT);
-    scale[i] = float(scales[group]);
-    bias[i] = float(biases[group]);
+    units.scales[i] = scales[group];
+    units.biases[i] = biases[group];
   }
+}
+
+// acc[i] += dot(unit of row i, x), for ROWS rows that share x. x and x_sum come from prepare_unit.
+template <int BITS, int ROWS>
+inline void add_row_units(
+    thread float (&acc)[ROWS], const thread RowUnits<BITS, ROWS>& units, const thread float (&x)[UNIT], float x_sum) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    acc[i] = metal::fma(scale[i], codes_dot<BITS>(codes[i], x), metal::fma(bias[i], x_sum, acc[i]));
+    float sum = metal::fma(float(units.biases[i]), x_sum, acc[i]);
+    acc[i] = metal::fma(float(units.scales[i]), codes_dot<BITS>(units.codes[i], x), sum);
+  }
+}
+
+// A lane walks its units of a row, AHEAD of them loaded before they are used. A row's LANES lanes take turns,
+// so adjacent lanes read adjacent 16 bytes; `lane` counts within them. AHEAD divides
+// the steps of that walk.
+template <int BITS, int GROUP, int K, int ROWS, int LANES, int AHEAD>
+inline void start_rows(
+    thread RowUnits<BITS, ROWS> (&ahead)[AHEAD],
+    const device uint* weight,
+    const device bfloat* scales,
+    const device bfloat* biases,
+    const thread int (&rows)[ROWS],
+    int lane) {
+#pragma unroll
+  for (int i = 0; i < AHEAD; ++i) {
+    int unit = metal::min(lane + LANES * i, K / UNIT - 1);
+    load_row_units<BITS, GROUP, K, ROWS>(ahead[i], unit, weight, scales, biases, rows);
   }
 }
 
 // acc[i] += this lane's share of dot(weight[rows[i]], x); sum it over the row's lanes with lanes_sum.
-// `lane` counts within the row's LANES lanes; x is staged by store_staged.
-template <int BITS, int GROUP, int K, int ROWS, int LANES>
+// Where `more`, the first AHEAD units of `next_rows` are loaded on the way.
+template <int BITS, int GROUP, int K, int ROWS, int LANES, int AHEAD, typename X>
 inline void accumulate_rows(
     thread float (&acc)[ROWS],
-    const threadgroup uint4* x,
+    thread RowUnits<BITS, ROWS> (&ahead)[AHEAD],
+    X x,
     const device uint* weight,
     const device bfloat* scales,
     const device bfloat* biases,
     const thread int (&rows)[ROWS],
+    const thread int (&next_rows)[ROWS],
+    bool more,
     int lane) {
-  for (int unit = lane; unit < K / UNIT; unit += LANES) {
-    float values[UNIT];
-    load_staged_unit(x, unit, values);
-    float sum = prepare_unit<BITS>(values);
-    accumulate_unit<BITS, GROUP, K, ROWS>(acc, values, sum, unit, weight, scales, biases, rows);
+  constexpr int STEPS = (K / UNIT + LANES - 1) / LANES;
+  for (int start = 0; start < STEPS; start += AHEAD) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      int unit = lane + LANES * (start + i);
+      if (K / UNIT % LANES == 0 || unit < K / UNIT) {
+        float values[UNIT];
+        load_unit(x, unit, values);
+        float sum = prepare_unit<BITS>(values);
+        add_row_units<BITS, ROWS>(acc, ahead[i], values, sum);
+      }
+      int next = metal::min(unit + LANES * AHEAD, K / UNIT - 1);
+      if (start + AHEAD < STEPS) {
+        load_row_units<BITS, GROUP, K, ROWS>(ahead[i], next, weight, scales, biases, rows);
+      } else if (more) {
+        next = metal::min(lane + LANES * i, K / UNIT - 1);
+        load_row_units<BITS, GROUP, K, ROWS>(ahead[i], next, weight, scales, biases, next_rows);
+      }
+    }
   }
 }
 
-// The same with x in device memory, 16-byte aligned.
-template <int BITS, int GROUP, int K, int ROWS, int LANES>
+// The same for one set of rows.
+template <int BITS, int GROUP, int K, int ROWS, int LANES, int AHEAD, typename X>
 inline void accumulate_rows(
     thread float (&acc)[ROWS],
-    const device bfloat* x,
+    thread RowUnits<BITS, ROWS> (&ahead)[AHEAD],
+    X x,
     const device uint* weight,
     const device bfloat* scales,
     const device bfloat* biases,
     const thread int (&rows)[ROWS],
     int lane) {
-  for (int unit = lane; unit < K / UNIT; unit += LANES) {
-    float values[UNIT];
-    load_unit(x + unit * UNIT, values);
-    float sum = prepare_unit<BITS>(values);
-    accumulate_unit<BITS, GROUP, K, ROWS>(acc, values, sum, unit, weight, scales, biases, rows);
-  }
+  accumulate_rows<BITS, GROUP, K, ROWS, LANES, AHEAD>(
+      acc, ahead, x, weight, scales, biases, rows, rows, false, lane);
 }
 
 // Sum over LANES adjacent lanes (a power of two, at most 32); every one of them gets it.

@@ -158,10 +158,12 @@ def test_wrong_arguments_are_refused():
 
 def test_plans_cover_every_shape():
     for columns in range(32, 8193, 32):
-        plan = policy.matvec_plan(columns)
-        assert plan.lanes in (1, 2, 4, 8, 16, 32)
-        assert plan.lanes * 32 >= min(columns, 1024)
-        assert plan.block * plan.blocks(1000) >= 1000
+        for rows in (1, 257, 1000, 100_000):
+            plan = policy.matvec_plan(rows, columns)
+            assert plan.lanes in (1, 2, 4, 8, 16, 32)
+            assert plan.lanes * 32 >= min(columns, 1024)
+            assert plan.block * plan.blocks(rows) >= rows
+            assert -(-columns // 32 // plan.lanes) % plan.ahead == 0
     heights = [policy.matmul_plan(rows, 64).rows for rows in (1, 16, 17, 32, 33, 64, 65, 4096)]
     assert heights == [16, 16, 32, 32, 64, 64, 64, 64]
     assert policy.matmul_plan(5, 96).depth == 32

@@ -33,6 +33,8 @@ __forceinline__ constexpr To as_type(From value) {
   return __builtin_bit_cast(To, value);
 }
 
+namespace conversion {  // kernels may have functions of these names
+
 // Rounding to nearest even, by one instruction at run time and by arithmetic in constant expressions.
 __forceinline__ ushort bfloat_bits_at_run_time(float value) {
   ushort bits;
@@ -69,6 +71,10 @@ __forceinline__ constexpr float half_value(ushort bits) {
   return as_type<float>(sign | as_type<uint>(as_type<float>(magnitude << 13) * 5.192296858534828e+33f));  // 2^112
 }
 
+__forceinline__ constexpr float bfloat_value(ushort bits) { return as_type<float>(uint(bits) << 16); }
+
+}  // namespace conversion
+
 namespace metal {
 
 template <class A, class B> constexpr bool is_same_v = false;
@@ -95,8 +101,8 @@ template <class T> constexpr bool is_arithmetic_builtin = is_integral_v<T> || is
     ushort bits;                                                                                               \
     NAME() = default;                                                                                          \
     template <class T, class = metal::enable_if_t<metal::is_arithmetic_builtin<T> || metal::is_same_v<T, OTHER>>> \
-    __forceinline__ constexpr explicit NAME(T value) : bits(NAME##_bits(float(value))) {}                      \
-    __forceinline__ constexpr operator float() const { return NAME##_value(bits); }                            \
+    __forceinline__ constexpr explicit NAME(T value) : bits(conversion::NAME##_bits(float(value))) {}          \
+    __forceinline__ constexpr operator float() const { return conversion::NAME##_value(bits); }                \
     template <class T, class = metal::enable_if_t<metal::is_arithmetic_builtin<T>>>                            \
     __forceinline__ NAME& operator=(T value) { return *this = NAME(value); }                                   \
     __forceinline__ NAME& operator+=(float value) { return *this = NAME(float(*this) + value); }               \
@@ -114,7 +120,6 @@ template <class T> constexpr bool is_arithmetic_builtin = is_integral_v<T> || is
   template <class A, class B, class = metal::enable_if_t<metal::is_same_v<A, NAME> && metal::is_same_v<B, NAME>>> \
   __forceinline__ constexpr NAME operator OP(A a, B b) { return NAME(float(a) OP float(b)); }
 
-__forceinline__ constexpr float bfloat_value(ushort bits) { return as_type<float>(uint(bits) << 16); }
 struct half;
 struct bfloat;
 LILY_SMALL_FLOAT(half, bfloat)

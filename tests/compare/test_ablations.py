@@ -10,7 +10,7 @@ from collections import Counter
 import mlx.core as mx
 import pytest
 
-from compare import results
+from compare import full_size, results
 from compare.ablations import __main__ as command
 from compare.ablations import dequantisation, fusion, scheduling
 from compare.ablations.form import FormArm, replaced
@@ -20,9 +20,14 @@ from compare.ablations.scan import BLOCK_ROWS
 from compare.ablations.speculation import ROWS, Speculation, accepted
 from compare.arms import load_lily, prompt
 from compare.graph import trace
+from compare.lily_trace import caches_for
 from compare.results import GateError
-from lily_mlx.metal import backend, use_backend
-from lily_mlx.model import decode, prefill
+from lily_mlx.metal import backend, cuda_backend, use_backend
+from lily_mlx.metal.check import check_texts
+from lily_mlx.metal.check.texts import exact_text, record, sources
+from lily_mlx.metal.cuda import module, nvrtc
+from lily_mlx.model import ModelConfig, Sampling, arrays_of, decode, prefill, with_arrays
+from lily_mlx.model.abstract import abstract_weights
 
 PROMPT = BLOCK_ROWS + 8  # more than one block of the scan
 CONTEXT = 130  # a full tail block and two rows
@@ -47,6 +52,7 @@ ADDED = {
     "packed-query-heads": {"ablation_attention_parts": 1, "attention_step_parts": -1},
     "growing-parts": {"ablation_attention_parts": 1, "attention_step_parts": -1},
 }  # fmt: skip
+ADDED_KERNELS = {name for changes in ADDED.values() for name in changes if name.startswith("ablation")}
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +225,66 @@ def test_speculation_follows_its_cost_model(run):
         assert row["speed_ratio_by_acceptance"]["1.0"] == pytest.approx(count / cycle)
         assert row["speed_ratio_with_a_free_draft"] == pytest.approx(count)
     assert accepted(0.5, 3) == 1.75
+
+
+@pytest.fixture(scope="module")
+def full_size_kernels():
+    """The alternatives' kernels at the full model's shapes: launches, and the texts that MLX would compile on Metal."""
+    config = ModelConfig.from_dict(full_size.configuration(layers=4))
+    launches, texts = {}, {}
+
+    def recording(name):
+        def launch(task):
+            if task.text.name.startswith("ablation"):
+                launches.setdefault((task.text.name, *task.template.items()), task)
+            return launcher(name)(task)
+
+        return launch
+
+    launcher = backend.launcher
+    forms = {form: pair for pair in PAIRS for form in (pair.form, pair.control) if form and pair.name in ADDED}
+    with use_backend("metal", tracing=True), replaced(backend, launcher=recording):
+        for form, pair in forms.items():
+            state = (abstract_weights(config), caches_for(config, 3840 if pair.phase == "decode" else 0))
+
+            def function(tokens, position, *arrays, phase=pair.phase, like=state):
+                weights, caches = with_arrays(like, arrays)
+                if phase == "prefill":
+                    x, caches = prefill.prefill_chunk(weights, config, tokens, 0, caches)
+                    return [x, *arrays_of(caches)]
+                sampling = Sampling(mx.zeros(8), mx.zeros(1, mx.uint32))
+                output = decode.decode_step(weights, config, tokens, position, caches, sampling)
+                return [output.token, *arrays_of(output.caches)]
+
+            rows = 512 if pair.phase == "prefill" else 1
+            with form():
+                found = record(function, [mx.zeros(rows, mx.uint32), mx.zeros(1, mx.int32), *arrays_of(state)])
+            texts.update({text: name for text, name in found if "ablation" in name})
+    return list(launches.values()), texts
+
+
+def test_the_alternatives_pass_the_metal_front_end(full_size_kernels):
+    _, texts = full_size_kernels
+    files = sources()
+    checked = list(check_texts([exact_text(name, text, files) for text, name in texts.items()]))
+    assert {result.unit.name for result in checked} == ADDED_KERNELS
+    assert [finding for result in checked for finding in result.findings] == []
+
+
+@pytest.mark.skipif(nvrtc.library() is None, reason="NVRTC is not installed (package nvidia-cuda-nvrtc)")
+def test_the_alternatives_compile_for_nvidia_gpus(full_size_kernels, monkeypatch, tmp_path):
+    """In registers: an alternative that spills would be slow for another reason than the mechanism."""
+    monkeypatch.setenv(cuda_backend.CACHE_ENVIRONMENT, str(tmp_path))
+    cuda_backend.cache_directory.cache_clear()
+    launches, _ = full_size_kernels
+    try:
+        for launch in launches:
+            source = cuda_backend.generate(launch, "sm_90a")
+            cuda_backend.write(source)
+            result = module.compile_short(source, launch.inputs, launch.output_dtypes, "sm_90a")
+            assert (launch.text.name, result.spill_bytes, result.stack_bytes) == (launch.text.name, 0, 0)
+    finally:
+        cuda_backend.cache_directory.cache_clear()
 
 
 @pytest.mark.parametrize("form", ["table", "json"])

@@ -94,17 +94,19 @@ class WheelKernel:
             SourceError: an argument is missing or unknown, or the launch breaks a rule of Metal.
         """
         types, constants = types or {}, constants or {}
-        self._check_names(arrays, numbers, outputs, {**template, **types})
         given = {name: array for name, array in arrays.items() if array is not None}
-        used = self._numbers()
-        key = (tuple(given), tuple(types.items()), tuple(constants.items()), tuple(template), current_backend())
+        key = (
+            *given, None, *arrays, None, *numbers, None, *outputs, None, *template, None,
+            *types.items(), *constants.items(), current_backend(),
+        )  # fmt: skip
         kernel = self._kernels.get(key)
-        if kernel is None:
+        if kernel is None:  # names are checked once: this runs at every step of a measured loop
+            self._check_names(arrays, numbers, outputs, {**template, **types})
             kernel = self._kernels[key] = self._kernel(given, template, types, constants)
-        inputs = [given[parameter.name] for parameter in self._buffers() if parameter.name in given]
-        for kind, parameters in used.items():
+        inputs = [given[parameter.name] for parameter in self._buffers if parameter.name in given]
+        for kind, parameters in self._numbers.items():
             inputs.append(_number_array(kind, tuple(numbers.get(p.name) or 0 for p in parameters)))
-        order = [outputs[parameter.name] for parameter in self._buffers() if parameter.name in outputs]
+        order = [outputs[parameter.name] for parameter in self._buffers if parameter.name in outputs]
         return kernel(
             inputs,
             template=template,
@@ -114,13 +116,15 @@ class WheelKernel:
             output_dtypes=[dtype for _, dtype in order],
         )
 
+    @functools.cached_property
     def _buffers(self) -> list[Parameter]:
         return [p for p in self.function.parameters if p.attribute is None]
 
+    @functools.cached_property
     def _numbers(self) -> dict[str, list[Parameter]]:
         """The parameters that are numbers, by type."""
         found: dict[str, list[Parameter]] = {}
-        for parameter in self._buffers():
+        for parameter in self._buffers:
             if not parameter.is_pointer:
                 found.setdefault(parameter.value_type, []).append(parameter)
         return found
@@ -132,7 +136,7 @@ class WheelKernel:
         outputs: Mapping[str, object],
         template: Mapping[str, object],
     ) -> None:
-        buffers = self._buffers()
+        buffers = self._buffers
         expected = {
             "arrays": (arrays, [p for p in buffers if p.is_pointer and not p.is_output]),
             "numbers": (numbers, [p for p in buffers if not p.is_pointer]),
@@ -157,10 +161,10 @@ class WheelKernel:
         types: Mapping[str, str],
         constants: Mapping[str, bool | int],
     ) -> Kernel:
-        buffers = self._buffers()
+        buffers = self._buffers
         pointers = [p for p in buffers if p.name in arrays]
         outputs = [p for p in buffers if p.is_output and not p.optional]
-        numbers = self._numbers()
+        numbers = self._numbers
         lines = [_template_line(p, types) for p in self.function.template if p.name not in template]
         lines += [f"{_plain(p)} = {p.name}_in;" for p in pointers]
         lines += [f"{_plain(p)} = {p.name}_out;" for p in outputs]

@@ -24,8 +24,8 @@ from lily_mlx.metal import current_backend
 from lily_mlx.model import arrays_of
 
 from . import results, timing
-from .kernel_cases import MLX_METAL, MLX_OPS, OURS, READ_ONLY, Case, Error, all_cases, select
-from .kernel_cases.operations import CHAINS
+from .kernel_cases import MLX_METAL, MLX_OPS, OURS, READ_ONLY, Case, Error, UnavailableError, all_cases, select
+from .kernel_cases.operations import MetalKernels, make_operations
 from .kernel_cases.reading import LaunchShape, Reading, read, recorded_launches
 from .kernel_cases.source import Source
 from .progress import progress
@@ -81,20 +81,25 @@ class CaseRun:
         self.copies = [self._copy()]
         self.launches: list[LaunchShape] = []
         self.functions: dict[str, Callable[..., list[mx.array]]] = {OURS: case.ours}
-        for name in BASELINES:
-            self.functions[name] = functools.partial(case.chain, CHAINS[name])
+        self.operations = {name: make_operations(name) for name in BASELINES}
+        for name, operations in self.operations.items():
+            self.functions[name] = functools.partial(case.chain, operations)
+        self.functions |= case.others()
 
     def _copy(self) -> dict[str, Any]:
         inputs = self._fixed | self.case.varying(self._source, self._fixed)
         mx.eval(arrays_of(tuple(inputs.values())))
         return inputs
 
+    @property
+    def metal_kernels(self) -> list[str]:
+        """Kernels of MLX that the Metal chain ran, after it ran."""
+        operations = self.operations[MLX_METAL]
+        return sorted(operations.used) if isinstance(operations, MetalKernels) else []
+
     def make_copies(self) -> None:
         """As many copies of the inputs as keep them out of caches and fit into the memory."""
-        if current_backend() == "cpu":
-            wanted = 2
-        else:
-            wanted = min(MOST_COPIES, math.ceil(COLD_BYTES / self.case.bytes))
+        wanted = min(MOST_COPIES, math.ceil(COLD_BYTES / self.case.bytes)) if current_backend() != "cpu" else 2
         size = sum(a.nbytes for a in arrays_of(tuple(self.copies[0].values())))
         size -= sum(a.nbytes for a in arrays_of(tuple(self._fixed.values())))
         wanted = max(1, min(wanted, MEMORY_BYTES // max(size, 1)))
@@ -108,6 +113,8 @@ class CaseRun:
         mx.eval(outputs)
         if name == OURS:
             self.launches = launches
+        elif name == MLX_METAL and not self.metal_kernels:
+            raise UnavailableError("the installed package has no Metal text of any kernel of this chain")
         errors = self.case.errors(name, self.copies[0], outputs)
         links = self.case.links(name, outputs)
         mx.eval(links)
@@ -165,16 +172,8 @@ def run_case(case: Case, options: argparse.Namespace, gate: results.Gate, limits
     worst = max(errors, key=lambda e: e.value / e.limit if e.limit else e.value)
     row |= {"error": worst.value, "error_limit": worst.limit, "errors": {e.output: e.value for e in errors}}
     row |= {"copies": len(run.copies), "chained": bool(arm.links)}
-    for name in BASELINES:
-        row |= {f"{name}_seconds": None, f"{name}_error": None, f"{name}_message": None}
-        try:
-            found_errors, arm = run.errors(name)
-            row[f"{name}_error"] = max(e.value for e in found_errors)
-            _require_comparable(found_errors)
-            arm.warm_up()
-            arms.append(arm)
-        except Exception as problem:
-            row[f"{name}_message"] = _message(problem)
+    baselines = {name: _baseline(run, name, arms) for name in run.functions if name != OURS}
+    row["mlx_metal_kernels"] = run.metal_kernels
     if not gate.is_green:
         return row
     arms[0].warm_up()
@@ -183,7 +182,30 @@ def run_case(case: Case, options: argparse.Namespace, gate: results.Gate, limits
         reading[0].warm_up()
         arms.append(reading[0])
     measured = timing.measure(arms, options.rounds, options.drift)
+    for name, baseline in baselines.items():
+        found_time = measured.get(name)
+        if isinstance(found_time, str):
+            baseline["message"] = found_time
+        elif found_time is not None:
+            baseline |= {"seconds": found_time.seconds, "spread": found_time.spread}
+    for name in BASELINES:
+        row |= {f"{name}_{key}": value for key, value in baselines.pop(name).items()}
+    row["others"] = baselines
     return row | _times(row, measured, gate, options.drift, limits, reading[1] if reading else None)
+
+
+def _baseline(run: CaseRun, name: str, arms: list[timing.Arm]) -> dict[str, Any]:
+    """Runs a baseline and, where its result is right, adds it to the arms. Its failure is recorded."""
+    found: dict[str, Any] = {"seconds": None, "spread": None, "error": None, "message": None}
+    try:
+        errors, arm = run.errors(name)
+        found["error"] = max(e.value for e in errors)
+        _require_comparable(errors)
+        arm.warm_up()
+        arms.append(arm)
+    except Exception as problem:
+        found["message"] = _message(problem)
+    return found
 
 
 def _require_comparable(errors: Sequence[Error]) -> None:
@@ -220,12 +242,6 @@ def _times(
         "flops_per_s": row["flops"] / seconds if row["flops"] else None,
         "share_of_matrix": row["flops"] / seconds / limits["matrix_flops_per_s"] if row["flops"] else None,
     }
-    for name in BASELINES:
-        found = measured.get(name)
-        if isinstance(found, str):
-            times[f"{name}_message"] = found
-        elif found is not None:
-            times |= {f"{name}_seconds": found.seconds, f"{name}_spread": found.spread}
     times |= {"read_only_seconds": None, "read_only_bytes": read_bytes, "share_of_read_only": None}
     reading = measured.get(READ_ONLY)
     if isinstance(reading, str):
@@ -248,14 +264,11 @@ def summarise(rows: Sequence[dict[str, Any]], every: Sequence[Case]) -> list[dic
         if any(part.name not in by_name for part in parts) or (phase == "prefill" and not _is_whole(parts)):
             continue
         own = [by_name[part.name] for part in parts]
-        line = {"phase": phase, "rows": size, "context": context, "seconds": _total(own, "seconds")}
+        line: dict[str, Any] = {"phase": phase, "rows": size, "context": context, "seconds": _total(own, "seconds")}
         substituted = [row["name"] for row in own if row["mlx_metal_seconds"] is None]
-        for row in own:
-            row["_metal"] = row["mlx_metal_seconds"] if row["mlx_metal_seconds"] is not None else row["mlx_ops_seconds"]
-        line |= {"mlx_ops_seconds": _total(own, "mlx_ops_seconds"), "mlx_metal_seconds": _total(own, "_metal")}
-        for row in own:
-            del row["_metal"]
-        line |= {"substituted": substituted}
+        line["mlx_ops_seconds"] = _total(own, "mlx_ops_seconds")
+        line["mlx_metal_seconds"] = _total(own, "mlx_metal_seconds", "mlx_ops_seconds")
+        line["substituted"] = substituted
         for name in BASELINES:
             theirs = line[f"{name}_seconds"]
             line[f"ratio_to_{name}"] = theirs / line["seconds"] if theirs is not None else None
@@ -278,10 +291,15 @@ def _is_whole(parts: Sequence[Case]) -> bool:
     return {part.family for part in parts} == {"linear", "deltanet", "attention", "moe", "sampling"}
 
 
-def _total(rows: Sequence[dict[str, Any]], key: str) -> float | None:
-    if any(row[key] is None for row in rows):
-        return None
-    return float(sum(row["calls_per_step"] * row[key] for row in rows))
+def _total(rows: Sequence[dict[str, Any]], *keys: str) -> float | None:
+    """Seconds of all calls by the first of `keys` that a row has; None if a row has none of them."""
+    total = 0.0
+    for row in rows:
+        seconds = next((row[key] for key in keys if row[key] is not None), None)
+        if seconds is None:
+            return None
+        total += row["calls_per_step"] * seconds
+    return total
 
 
 def as_table(rows: Sequence[dict[str, Any]], summary: Sequence[dict[str, Any]]) -> str:
@@ -342,11 +360,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     limits = ceilings(options)
     rows = []
     for case in progress(chosen, "kernels"):
+        start = time.perf_counter()
         rows.append(run_case(case, options, gate, limits))
         mx.clear_cache()
+        if not sys.stderr.isatty():
+            print(f"{case.name}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
     gate.require_green()
     summary = summarise(rows, every)
-    extra = {"ceilings": limits, "summary": summary, "backend": current_backend()}
+    extra: dict[str, Any] = {"ceilings": limits, "summary": summary, "backend": current_backend()}
     if options.json:
         print(json.dumps(results.document("kernels", rows, seed=options.seed, gate=gate, **extra)))
     else:

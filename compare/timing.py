@@ -90,14 +90,16 @@ class Arm:
             kept += outputs
         return links, kept
 
-    def warm_up(self, seconds: float = ROUND_SECONDS) -> None:
-        """Runs everything that happens once, then chooses the passes of a round of about `seconds`."""
+    def warm_up(self) -> None:
+        """Runs everything that happens once, then chooses the passes of a round of about ROUND_SECONDS."""
         links, kept = self._pass(self.links)
         mx.eval(links, kept)
         size = sum(array.nbytes for array in kept)
         del links, kept
+        if current_backend() == "cpu":
+            return  # a launch returns when it has run, so one pass is a round
         elapsed = max(self.round() * len(self.calls), 1e-9)
-        wanted = min(MOST_PASSES, round(seconds / elapsed), KEPT_BYTES // max(size, 1))
+        wanted = min(MOST_PASSES, round(ROUND_SECONDS / elapsed), KEPT_BYTES // max(size, 1))
         self.passes = max(1, wanted)
         if self.passes > 1:
             self.round()
@@ -169,7 +171,7 @@ def copy_bandwidth(size: int, rounds: int, drift: float) -> float:
         return {"x": -links["x"]}, []
 
     seconds = _single("copy", Arm("copy", [call], {"x": x}), rounds, drift)
-    return 2 * x.nbytes / seconds
+    return float(2 * x.nbytes / seconds)
 
 
 def matrix_rate(size: int, rounds: int, drift: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -111,7 +111,9 @@ class _Attention(Case):
         s = self.config.attention
         gates = to_float64(proj[:, : s.key_offset].reshape(-1, s.query_heads, 2, s.head_dim)[:, :, 1])
         one = AttentionShape(1, 1, s.head_dim, s.rotary_dim, s.rope_theta)
-        queries, columns, found = to_float64(q), [], []
+        queries = to_float64(q)
+        columns: list[int] = []
+        found = []
         for head in sorted({0, s.query_heads - 1}):
             kv = slice(head // s.group, head // s.group + 1)
             k, v = to_float64(keys[kv]), to_float64(values[kv])
@@ -164,12 +166,12 @@ class StepPrepare(_Attention):
         return inputs | {"cache": cache, "mlx_lm_keys": keys, "mlx_lm_values": values}
 
     def ours(self, inputs: Inputs) -> Outputs:
-        names = ("proj", "q_norm", "k_norm", "position", "cache")
+        names = ("proj", "q_norm", "k_norm", "position")
         cache = inputs["cache"]
         if "tail_keys" in inputs:
             cache = replace(cache, tail_keys=inputs["tail_keys"])
-        arguments = [inputs[name] for name in names[:-1]]
-        return list(attention.step_prepare(*arguments, cache, self.config.attention, self.config.norm_eps))
+        arguments: list[Any] = [*(inputs[name] for name in names), cache, self.config.attention, self.config.norm_eps]
+        return list(attention.step_prepare(*arguments))
 
     def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
         q, k = self.prepare_chain(operations, inputs, self.position)
@@ -316,8 +318,9 @@ class Prepare(_Chunk):
         return self.layer_inputs(source, self.rows, self.context)
 
     def ours(self, inputs: Inputs) -> Outputs:
-        arguments = [inputs[name] for name in ("proj", "q_norm", "k_norm", "position")]
-        return list(attention.prepare(*arguments, self.config.attention, self.config.norm_eps))
+        names = ("proj", "q_norm", "k_norm", "position")
+        arguments: list[Any] = [*(inputs[name] for name in names), self.config.attention, self.config.norm_eps]
+        return list(attention.prepare(*arguments))
 
     def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
         q, k = self.prepare_chain(operations, inputs, self.context)
@@ -330,7 +333,8 @@ class Prepare(_Chunk):
         for token in tokens:
             proj = to_float64(inputs["proj"][token : token + 1])
             position = np.array([self.context + token])
-            one_q, one_k = reference.prepare(proj, *norms, position, self.config.attention, self.config.norm_eps)
+            arguments: list[Any] = [proj, *norms, position, self.config.attention, self.config.norm_eps]
+            one_q, one_k = reference.prepare(*arguments)
             q.append(one_q)
             k.append(one_k)
         index = mx.array(tokens)
@@ -460,7 +464,7 @@ def cases(
     config: ModelConfig, contexts: tuple[int, ...], chunks: tuple[tuple[int, tuple[int, ...]], ...]
 ) -> Iterator[Case]:
     """The cases of the family: contexts of a decode step; chunk sizes, each with the contexts before it."""
-    yield StepPrepare(config, contexts[min(1, len(contexts) - 1)])
+    yield StepPrepare(config, contexts[0])
     for context in contexts:
         yield StepAttention(config, context)
     for rows, before in chunks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -99,6 +99,10 @@ class Case(abc.ABC):
     @abc.abstractmethod
     def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
         """What mlx-lm's model computes in its place, by MLX's operations or by its Metal kernels."""
+
+    def others(self) -> dict[str, Callable[[Inputs], Outputs]]:
+        """Further ways to compute the same, by name. They stay out of the sums."""
+        return {}
 
     def links(self, arm: str, outputs: Outputs) -> Inputs:
         """Inputs of the next call that are views of this one's outputs: the calls then run one by one."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,7 +19,7 @@ from lily_mlx.model import ModelConfig
 
 from ..state import STATE_DEVIATION
 from .case import BFLOAT16_LIMIT, FLOAT32_LIMIT, Case, Error, Inputs, Outputs, error, sample, to_float64
-from .operations import Operations
+from .operations import MetalKernels, Operations
 from .source import Source
 
 L2_EPS = 1e-6
@@ -62,6 +63,13 @@ class _DeltaNet(Case):
             "dt_bias": source.uniform(-6.0, -2.0, s.value_heads, dtype=mx.bfloat16).astype(mx.float32),
             **{name: mx.contiguous(proj[:, part])[None] for name, part in columns.items()},
         }
+
+    def gated_delta_chain(
+        self, function: Callable[..., tuple[mx.array, mx.array]], inputs: Inputs, *qkv_gates: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """y [M, Hv * Dv] and the state [Hv, Dv, Dk] by a function with mlx-lm's arguments."""
+        y, state = function(*qkv_gates, inputs["state"][None])
+        return y.reshape(y.shape[1], -1), state[0]
 
     def prepare_chain(self, operations: Operations, inputs: Inputs) -> list[mx.array]:
         """q, k, v [1, M, heads, dim], decay, beta [1, M, Hv] and the next conv_state [1, 3, C], as in mlx-lm."""
@@ -107,19 +115,20 @@ class Step(_DeltaNet):
 
     def ours(self, inputs: Inputs) -> Outputs:
         names = ("proj", "conv_state", "state", "conv_weight", "a_log", "dt_bias")
-        return list(deltanet.step(*(inputs[name] for name in names), self.config.deltanet))
+        return list(deltanet.step(*[*(inputs[name] for name in names), self.config.deltanet]))
 
     def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
-        *qkv, decay, beta, conv_state = self.prepare_chain(operations, inputs)
-        y, state = operations.gated_delta(*qkv, decay, beta, inputs["state"][None])
-        return [y.reshape(1, -1), conv_state[0], state[0]]
+        q, k, v, decay, beta, conv_state = self.prepare_chain(operations, inputs)
+        y, state = self.gated_delta_chain(operations.gated_delta, inputs, q, k, v, decay, beta)
+        return [y, conv_state[0], state]
 
     def links(self, arm: str, outputs: Outputs) -> Inputs:
         return {"conv_state": outputs[1]}  # not the state, which has to come from memory
 
     def errors(self, arm: str, inputs: Inputs, outputs: Outputs) -> list[Error]:
         names = ("proj", "conv_state", "state", "conv_weight", "a_log", "dt_bias")
-        y, conv_state, state = reference.step(*(to_float64(inputs[name]) for name in names), self.config.deltanet)
+        arguments: list[Any] = [*(to_float64(inputs[name]) for name in names), self.config.deltanet]
+        y, conv_state, state = reference.step(*arguments)
         # q, k and v are bfloat16 between the convolution and the delta rule, which the definition does not round.
         return [
             error("y", outputs[0], y),
@@ -159,7 +168,7 @@ class Prepare(_Chunk):
 
     def ours(self, inputs: Inputs) -> Outputs:
         names = ("proj", "conv_state", "conv_weight", "a_log", "dt_bias")
-        return list(deltanet.prepare(*(inputs[name] for name in names), self.config.deltanet))
+        return list(deltanet.prepare(*[*(inputs[name] for name in names), self.config.deltanet]))
 
     def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
         return [output[0] for output in self.prepare_chain(operations, inputs)]
@@ -179,7 +188,8 @@ class Prepare(_Chunk):
             elif start:
                 continue
             proj = inputs["proj"][start : start + count]
-            *want, conv_state = reference.prepare(to_float64(proj), to_float64(before), *rest, s)
+            arguments: list[Any] = [to_float64(proj), to_float64(before), *rest, s]
+            *want, conv_state = reference.prepare(*arguments)
             names = ("q", "k", "v", "decay", "beta")
             for name, got, expected in zip(names, outputs, want, strict=False):
                 found.append(error(f"{name}, {place} rows", got[start : start + count], expected))
@@ -205,18 +215,31 @@ class Scan(_Chunk):
     def varying(self, source: Source, fixed: Inputs) -> Inputs:
         layer = self.layer_inputs(source, self.rows)
         names = ("proj", "conv_state", "conv_weight", "a_log", "dt_bias")
-        prepared = deltanet.prepare(*(layer[name] for name in names), self.config.deltanet)
+        prepared = deltanet.prepare(*[*(layer[name] for name in names), self.config.deltanet])
         inputs: Inputs = dict(zip(("q", "k", "v", "decay", "beta"), prepared, strict=False))
         return inputs | {"state": layer["state"]}
 
     def ours(self, inputs: Inputs) -> Outputs:
         names = ("q", "k", "v", "decay", "beta", "state")
-        return list(deltanet.scan(*(inputs[name] for name in names), self.config.deltanet))
+        return list(deltanet.scan(*[*(inputs[name] for name in names), self.config.deltanet]))
 
     def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
-        names = ("q", "k", "v", "decay", "beta", "state")
-        y, state = operations.gated_delta(*(inputs[name][None] for name in names))
-        return [y.reshape(self.rows, -1), state[0]]
+        return self._by(operations.gated_delta, inputs)
+
+    def others(self) -> dict[str, Callable[[Inputs], Outputs]]:
+        def in_one_type(*arrays: mx.array) -> tuple[mx.array, mx.array]:
+            q, k, v, decay, beta, state = arrays
+            y, state = mx.fast.gated_delta_update(q, k, v, decay.astype(q.dtype), beta.astype(q.dtype), state)
+            return y, state
+
+        return {
+            "mx.fast.gated_delta_update": functools.partial(self._by, in_one_type),
+            "mx.fast.gated_delta_update, Metal kernel": functools.partial(self._by, MetalKernels().fused_gated_delta),
+        }
+
+    def _by(self, function: Callable[..., tuple[mx.array, mx.array]], inputs: Inputs) -> Outputs:
+        names = ("q", "k", "v", "decay", "beta")
+        return list(self.gated_delta_chain(function, inputs, *(inputs[name][None] for name in names)))
 
     def links(self, arm: str, outputs: Outputs) -> Inputs:
         return {"state": outputs[1]}

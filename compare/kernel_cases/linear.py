@@ -128,7 +128,7 @@ class _DecodeProjection(Case):
 
     @property
     def bytes(self) -> int:
-        written = self.projection.rows * self.projection.dtype.size
+        written = self.projection.rows * (4 if self.projection.is_float32 else 2)
         return self.projection.bytes + 2 * self.projection.columns + written
 
     def reading(self, inputs: Inputs) -> Reading | None:
@@ -347,7 +347,7 @@ class Matmul(Case):
     @property
     def bytes(self) -> int:
         p = self.projection
-        activations = self.rows * (2 * p.columns + p.rows * p.dtype.size)
+        activations = self.rows * (2 * p.columns + p.rows * (4 if p.is_float32 else 2))
         return p.bytes + activations + (2 * self.rows * p.rows if self.has_residual else 0)
 
     @property

@@ -1,4 +1,4 @@
-"""Mixture-of-experts kernels: the two of a decode step, and routing and grouped products of a chunk."""
+"""Mixture-of-experts kernels: those of a decode step here, those of a chunk in `moe_chunk`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ from mlx_lm.models.activations import swiglu
 
 from lily_mlx.kernels.linear import reference as linear_reference
 from lily_mlx.kernels.moe import (
-    ExpertWeights,
-    combine,
     experts_down,
     experts_gate_up,
-    grouped_down,
-    grouped_gate_up,
     reference,
-    route,
 )
 from lily_mlx.model import ModelConfig
 
+from . import moe_chunk
 from .case import (
     FLOAT32_LIMIT,
     OURS,
@@ -33,77 +29,20 @@ from .case import (
     error,
     exact,
     expert_rows,
-    packed_bytes,
     sample,
     take_rows,
     to_float64,
 )
+from .moe_experts import BFLOAT16, Experts
 from .operations import Operations
 from .reading import Reading
 from .source import Source
 
 SAMPLED_OUTPUTS = 32
-SAMPLED_ROWS = 12
-BFLOAT16 = 2  # bytes
 
 
 @dataclass(frozen=True)
-class _Experts(Case):
-    family: ClassVar[str] = "moe"
-
-    @property
-    def calls_per_step(self) -> int:
-        return self.config.layers
-
-    @property
-    def slots(self) -> int:
-        """Experts of a token, with the shared one."""
-        return self.config.top_k + 1
-
-    @property
-    def matrix_bytes(self) -> int:
-        """One matrix of one expert."""
-        return packed_bytes(self.config.expert_size * self.config.hidden_size)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        c = self.config
-        return {"experts": c.experts, "top_k": c.top_k, "hidden": c.hidden_size, "intermediate": c.expert_size}
-
-    def used_experts(self, rows: int) -> float:
-        """Routed experts that some of `rows` tokens choose, expected for uniform routing."""
-        c = self.config
-        return float(c.experts * (1 - (1 - c.top_k / c.experts) ** rows))
-
-    def expert_weights(self, source: Source) -> ExpertWeights:
-        c = self.config
-        up, down = (c.expert_size, c.hidden_size), (c.hidden_size, c.expert_size)
-        gain = (2 * c.layers) ** -0.5
-        return ExpertWeights(
-            gate=source.weight(c.experts, *up),
-            up=source.weight(c.experts, *up),
-            down=source.weight(c.experts, *down, gain=gain),
-            shared_gate=source.weight(*up),
-            shared_up=source.weight(*up),
-            shared_down=source.weight(*down, gain=gain),
-        )
-
-    def fixed(self, source: Source) -> Inputs:
-        return {"weights": self.expert_weights(source)}
-
-    def route_chain(self, logits: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Experts and scores [M, top_k] and the shared expert's gate [M, 1], as in mlx-lm."""
-        gates = mx.softmax(logits[:, :-1], axis=-1, precise=True)
-        k = self.config.top_k
-        experts = mx.argpartition(gates, kth=-k, axis=-1)[:, -k:]
-        scores = mx.take_along_axis(gates, experts, axis=-1)
-        if self.config.normalise_scores:
-            scores = scores / scores.sum(axis=-1, keepdims=True)
-        return experts, scores, mx.sigmoid(logits[:, -1:])
-
-
-@dataclass(frozen=True)
-class GateUp(_Experts):
+class GateUp(Experts):
     """`experts_gate_up`: norm, choice, gate and up products and SwiGLU of one token."""
 
     phase: ClassVar[Literal["decode", "prefill"]] = "decode"
@@ -133,19 +72,19 @@ class GateUp(_Experts):
             "x": x,
             "norm": norm,
             "logits": logits,
-            "mlx_lm_logits": logits.astype(mx.bfloat16),
+            **self.split_logits(logits),
             "normed": normed,
             "read": read,
         }
 
     def ours(self, inputs: Inputs) -> Outputs:
         c = self.config
-        arguments = [inputs[name] for name in ("x", "norm", "logits", "weights")]
-        return list(experts_gate_up(*arguments, c.top_k, c.norm_eps, c.normalise_scores))
+        x, norm, logits, weights = (inputs[name] for name in ("x", "norm", "logits", "weights"))
+        return list(experts_gate_up(x, norm, logits, weights, c.top_k, c.norm_eps, c.normalise_scores))
 
     def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
         w, x = inputs["weights"], inputs["normed"]
-        experts, scores, shared_score = self.route_chain(inputs["mlx_lm_logits"])
+        experts, scores, shared_score = self.route_chain(operations, inputs)
         chosen = experts[0]
         up = operations.gather_matmul(x, w.up, chosen, is_sorted=False)
         gate = operations.gather_matmul(x, w.gate, chosen, is_sorted=False)
@@ -192,7 +131,7 @@ class GateUp(_Experts):
 
 
 @dataclass(frozen=True)
-class Down(_Experts):
+class Down(Experts):
     """`experts_down`: the down products of one token, weighted, with the residual."""
 
     phase: ClassVar[Literal["decode", "prefill"]] = "decode"
@@ -253,262 +192,8 @@ class Down(_Experts):
         return Reading(inputs["weights"].down, inputs["read"])
 
 
-@dataclass(frozen=True)
-class _Chunk(_Experts):
-    rows: int
-
-    phase: ClassVar[Literal["decode", "prefill"]] = "prefill"
-
-    @property
-    def shape(self) -> dict[str, int]:
-        return {"rows": self.rows, **self.sizes}
-
-    @property
-    def pairs(self) -> int:
-        """Rows of the grouped arrays, the shared expert's among them."""
-        return self.rows * self.slots
-
-    @property
-    def used_matrices(self) -> float:
-        return self.used_experts(self.rows) + 1
-
-    def routed(self, source: Source) -> Inputs:
-        """A routing of ours, and the same one as mlx-lm's sort makes it."""
-        c = self.config
-        routing = route(source.logits(self.rows, c.experts), c.top_k, c.normalise_scores)
-        counts = np.diff(to_float64(routing.offsets))
-        return {
-            "routing": routing,
-            "expert_of_row": mx.array(np.repeat(np.arange(c.experts, dtype=np.uint32), counts)),
-            "mlx_lm_scores": routing.scores.astype(mx.bfloat16),
-        }
-
-    def sampled_rows(self) -> list[int]:
-        """Grouped rows to check, routed ones and the shared expert's."""
-        routed = self.rows * self.config.top_k
-        return [*sample(routed, SAMPLED_ROWS), *(routed + row for row in sample(self.rows, SAMPLED_ROWS // 3))]
-
-    def expert_of(self, inputs: Inputs, row: int) -> int | None:
-        """The expert of a grouped row; None: the shared one."""
-        if row >= self.rows * self.config.top_k:
-            return None
-        return int(inputs["expert_of_row"][row].item())
-
-
-@dataclass(frozen=True)
-class Route(_Chunk):
-    """`route`: choice, stable sort by expert and block map."""
-
-    @property
-    def name(self) -> str:
-        return f"moe.route.{self.rows}"
-
-    @property
-    def bytes(self) -> int:
-        pairs = self.rows * self.config.top_k
-        return 4 * self.rows * (self.config.experts + 1 + self.slots) + 4 * 3 * pairs
-
-    def fixed(self, source: Source) -> Inputs:
-        return {}
-
-    def varying(self, source: Source, fixed: Inputs) -> Inputs:
-        logits = source.logits(self.rows, self.config.experts)
-        return {"logits": logits, "mlx_lm_logits": logits.astype(mx.bfloat16)}
-
-    def ours(self, inputs: Inputs) -> Outputs:
-        r = route(inputs["logits"], self.config.top_k, self.config.normalise_scores)
-        return [r.experts, r.scores, r.row_tokens, r.slot_rows, r.offsets, r.blocks]
-
-    def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
-        experts, scores, shared_score = self.route_chain(inputs["mlx_lm_logits"])
-        flat = experts.flatten()
-        order = mx.argsort(flat)
-        return [experts, scores, order // self.config.top_k, mx.argsort(order), flat[order], shared_score]
-
-    def errors(self, arm: str, inputs: Inputs, outputs: Outputs) -> list[Error]:
-        c = self.config
-        rows = sample(self.rows, 4 * SAMPLED_ROWS)
-        experts, scores = to_float64(outputs[0]).astype(np.int64), to_float64(outputs[1])
-        if arm != OURS:
-            scores = np.concatenate([scores, to_float64(outputs[5])], axis=1)
-        logits = to_float64(inputs["logits"][mx.array(rows)])
-        want_experts, want_scores = reference.select_experts(logits, c.top_k, c.normalise_scores)
-        ours, theirs = np.argsort(experts[rows], axis=1), np.argsort(want_experts, axis=1)
-        same = np.array_equal(
-            np.take_along_axis(experts[rows], ours, axis=1), np.take_along_axis(want_experts, theirs, axis=1)
-        )
-        if not same:
-            return [exact("experts", False)]
-        last = np.full((len(rows), 1), c.top_k)
-        got = np.take_along_axis(scores[rows], np.concatenate([ours, last], axis=1), axis=1)
-        want = np.take_along_axis(want_scores, np.concatenate([theirs, last], axis=1), axis=1)
-        found = [exact("experts", True), error("scores", mx.array(got.astype(np.float32)), want)]
-        if arm == OURS:
-            order = np.argsort(experts.reshape(-1), kind="stable")
-            found.append(exact("row_tokens", np.array_equal(to_float64(outputs[2]), order // c.top_k)))
-            slot_rows = to_float64(outputs[3]).reshape(-1)
-            found.append(exact("slot_rows", np.array_equal(slot_rows[order], np.arange(order.size))))
-            counts = np.bincount(experts.reshape(-1), minlength=c.experts)
-            found.append(exact("offsets", np.array_equal(np.diff(to_float64(outputs[4]).astype(np.int64)), counts)))
-        return found
-
-
-@dataclass(frozen=True)
-class GroupedGateUp(_Chunk):
-    """`grouped_gate_up`: gate and up products and SwiGLU of a chunk."""
-
-    @property
-    def name(self) -> str:
-        return f"moe.grouped_gate_up.{self.rows}"
-
-    @property
-    def bytes(self) -> int:
-        activations = BFLOAT16 * (self.rows * self.config.hidden_size + self.pairs * self.config.expert_size)
-        return int(2 * self.used_matrices * self.matrix_bytes) + activations
-
-    @property
-    def flops(self) -> int | None:
-        return 4 * self.pairs * self.config.hidden_size * self.config.expert_size
-
-    def varying(self, source: Source, fixed: Inputs) -> Inputs:
-        return self.routed(source) | {"x": source.normal(self.rows, self.config.hidden_size)}
-
-    def ours(self, inputs: Inputs) -> Outputs:
-        return [grouped_gate_up(inputs["x"], inputs["routing"], inputs["weights"])]
-
-    def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
-        w, x, experts = inputs["weights"], inputs["x"], inputs["expert_of_row"]
-        gathered = x[inputs["routing"].row_tokens]
-        up = operations.gather_matmul(gathered, w.up, experts, is_sorted=True)
-        gate = operations.gather_matmul(gathered, w.gate, experts, is_sorted=True)
-        shared = swiglu(operations.matmul(x, w.shared_gate), operations.matmul(x, w.shared_up))
-        return [swiglu(gate, up), shared]
-
-    def errors(self, arm: str, inputs: Inputs, outputs: Outputs) -> list[Error]:
-        c, w = self.config, inputs["weights"]
-        columns = sample(c.expert_size, SAMPLED_OUTPUTS)
-        tokens = to_float64(inputs["routing"].row_tokens)
-        want, rows = [], self.sampled_rows()
-        for row in rows:
-            expert = self.expert_of(inputs, row)
-            token = row - self.rows * c.top_k if expert is None else int(tokens[row])
-            x = to_float64(inputs["x"][token])
-            if expert is None:
-                matrices = [take_rows(m, columns) for m in (w.shared_gate, w.shared_up)]
-            else:
-                matrices = [expert_rows(m, expert, columns) for m in (w.gate, w.up)]
-            gate, up = (linear_reference.dequantize(m) @ x for m in matrices)
-            want.append(reference.silu(gate) * up)
-        return [error("hidden", _taken(outputs, rows, columns), np.stack(want))]
-
-
-@dataclass(frozen=True)
-class GroupedDown(_Chunk):
-    """`grouped_down`: the down products of a chunk."""
-
-    @property
-    def name(self) -> str:
-        return f"moe.grouped_down.{self.rows}"
-
-    @property
-    def bytes(self) -> int:
-        activations = BFLOAT16 * self.pairs * (self.config.hidden_size + self.config.expert_size)
-        return int(self.used_matrices * self.matrix_bytes) + activations
-
-    @property
-    def flops(self) -> int | None:
-        return 2 * self.pairs * self.config.hidden_size * self.config.expert_size
-
-    def varying(self, source: Source, fixed: Inputs) -> Inputs:
-        return self.routed(source) | {"hidden": source.normal(self.pairs, self.config.expert_size, deviation=0.5)}
-
-    def ours(self, inputs: Inputs) -> Outputs:
-        return [grouped_down(inputs["hidden"], inputs["routing"], inputs["weights"])]
-
-    def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
-        w, hidden = inputs["weights"], inputs["hidden"]
-        routed = self.rows * self.config.top_k
-        out = operations.gather_matmul(hidden[:routed], w.down, inputs["expert_of_row"], is_sorted=True)
-        return [out, operations.matmul(hidden[routed:], w.shared_down)]
-
-    def errors(self, arm: str, inputs: Inputs, outputs: Outputs) -> list[Error]:
-        w = inputs["weights"]
-        columns = sample(self.config.hidden_size, SAMPLED_OUTPUTS)
-        want, rows = [], self.sampled_rows()
-        for row in rows:
-            expert = self.expert_of(inputs, row)
-            matrix = take_rows(w.shared_down, columns) if expert is None else expert_rows(w.down, expert, columns)
-            want.append(linear_reference.dequantize(matrix) @ to_float64(inputs["hidden"][row]))
-        return [error("out", _taken(outputs, rows, columns), np.stack(want))]
-
-
-@dataclass(frozen=True)
-class Combine(_Chunk):
-    """`combine`: the weighted sum of each token's experts, with the residual."""
-
-    @property
-    def name(self) -> str:
-        return f"moe.combine.{self.rows}"
-
-    @property
-    def bytes(self) -> int:
-        return BFLOAT16 * self.config.hidden_size * (self.pairs + 2 * self.rows)
-
-    def fixed(self, source: Source) -> Inputs:
-        return {}
-
-    def varying(self, source: Source, fixed: Inputs) -> Inputs:
-        c = self.config
-        routed = self.rows * c.top_k
-        outputs = source.normal(self.pairs, c.hidden_size, deviation=0.1)
-        return {
-            **self.routed(source),
-            "outputs": outputs,
-            "mlx_lm_routed": mx.contiguous(outputs[:routed]),
-            "mlx_lm_shared": mx.contiguous(outputs[routed:]),
-            "residual": source.normal(self.rows, c.hidden_size),
-        }
-
-    def ours(self, inputs: Inputs) -> Outputs:
-        return [combine(inputs["outputs"], inputs["routing"], inputs["residual"])]
-
-    def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
-        k, scores, residual = self.config.top_k, inputs["mlx_lm_scores"], inputs["residual"]
-        routed = inputs["mlx_lm_routed"][inputs["routing"].slot_rows.flatten()].reshape(self.rows, k, -1)
-        y = (routed * scores[:, :k, None]).sum(axis=-2)
-        return [residual + (y + scores[:, k:] * inputs["mlx_lm_shared"])]
-
-    def links(self, arm: str, outputs: Outputs) -> Inputs:
-        return {"residual": outputs[0]}
-
-    def errors(self, arm: str, inputs: Inputs, outputs: Outputs) -> list[Error]:
-        routing, tokens = inputs["routing"], sample(self.rows, SAMPLED_ROWS)
-        pick = mx.array(tokens)
-        scores, slot_rows = to_float64(routing.scores[pick]), to_float64(routing.slot_rows[pick])
-        want = to_float64(inputs["residual"][pick])
-        for i, token in enumerate(tokens):
-            rows = [*(int(row) for row in slot_rows[i]), self.rows * self.config.top_k + token]
-            want[i] += scores[i] @ to_float64(inputs["outputs"][mx.array(rows)])
-        return [error("out", outputs[0][pick], want)]
-
-
-def _taken(outputs: Outputs, rows: list[int], columns: list[int]) -> mx.array:
-    """Some rows and columns of outputs that stand above each other."""
-    taken, start = [], 0
-    for output in outputs:
-        inside = [row - start for row in rows if start <= row < start + output.shape[0]]
-        if inside:
-            taken.append(output[mx.array(inside)][:, mx.array(columns)])
-        start += output.shape[0]
-    return mx.concatenate(taken)
-
-
 def cases(config: ModelConfig, rows: tuple[int, ...]) -> Iterator[Case]:
     """The cases of the family; `rows` are the chunk sizes."""
     yield GateUp(config)
     yield Down(config)
-    for count in rows:
-        yield Route(config, count)
-        yield GroupedGateUp(config, count)
-        yield GroupedDown(config, count)
-        yield Combine(config, count)
+    yield from moe_chunk.cases(config, rows)

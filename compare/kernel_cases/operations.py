@@ -1,12 +1,12 @@
 """The operations that the chains are made of: MLX's own on this device, or MLX's Metal kernels.
 
-What mlx-lm computes by plain elementwise operations (residuals, SwiGLU, the convolution) is the same in
-both, MLX's operation on this device.
+What mlx-lm computes by plain operations (residuals, SwiGLU, the convolution, indexing) is the same in both,
+MLX's operation on this device. So are RMSNorm and rotary embedding, whose Metal kernels the installed package
+has only in compiled form.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -14,7 +14,8 @@ import mlx.core as mx
 
 from lily_mlx.kernels.linear import QuantizedWeight
 
-from .case import MLX_METAL, MLX_OPS, UnavailableError
+from .. import mlx_kernels
+from .case import MLX_METAL, UnavailableError
 
 MATMUL_ROWS = 6  # MLX on most Apple GPUs multiplies large matrices row by row for fewer rows
 MOST_VECTOR_QUERIES = 8  # of MLX's attention kernel for few queries
@@ -42,6 +43,14 @@ class Operations(Protocol):
     def attention(self, q: mx.array, k: mx.array, v: mx.array, length: int, scale: float) -> mx.array:
         """`mx.fast.scaled_dot_product_attention`, causal, of q [1, Hq, M, D] and the first `length` rows of k and v
         [1, Hkv, n, D]; row M - 1 of q is at the last of them."""
+        ...
+
+    def softmax(self, x: mx.array) -> mx.array:
+        """`mx.softmax` over the last axis, in float32 inside."""
+        ...
+
+    def largest(self, x: mx.array, count: int) -> mx.array:
+        """Indices of the `count` largest values of each row of x [M, n], in any order."""
         ...
 
     def gated_delta(
@@ -83,6 +92,12 @@ class DeviceOperations:
         mask = "causal" if q.shape[2] > 1 else None
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
 
+    def softmax(self, x: mx.array) -> mx.array:
+        return mx.softmax(x, axis=-1, precise=True)
+
+    def largest(self, x: mx.array, count: int) -> mx.array:
+        return mx.argpartition(x, kth=-count, axis=-1)[:, -count:]
+
     def gated_delta(
         self, q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array, state: mx.array
     ) -> tuple[mx.array, mx.array]:
@@ -93,30 +108,28 @@ class DeviceOperations:
         return y, state
 
 
-class MetalKernels:
+class MetalKernels(DeviceOperations):
     """MLX's Metal kernels, from the installed package, run by our runtime on this device.
+
+    Attributes:
+        used: names of the kernels that ran.
 
     Raises:
         UnavailableError: from a method whose kernel does not exist or is not wrapped.
     """
 
-    def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
-        if weight is None:
-            weight = mx.ones(x.shape[-1], x.dtype)
-        return _wrapper("rms_norm")(x, weight, eps)  # type: ignore[no-any-return]
-
-    def rope(self, x: mx.array, dims: int, theta: float, offset: int) -> mx.array:
-        return _wrapper("rope")(x, dims, theta, offset)  # type: ignore[no-any-return]
+    def __init__(self) -> None:
+        self.used: set[str] = set()
 
     def matmul(self, x: mx.array, w: QuantizedWeight) -> mx.array:
         name = "quantized_matvec" if x.shape[0] < MATMUL_ROWS else "quantized_matmul"
-        function = _wrapper(name)
+        function = self._wrapper(name)
         return function(  # type: ignore[no-any-return]
             x, w.weight, w.scales, w.biases, group_size=w.group_size, bits=w.bits
         )
 
     def gather_matmul(self, x: mx.array, w: QuantizedWeight, experts: mx.array, is_sorted: bool) -> mx.array:
-        function = _wrapper("gather_quantized_matmul_sorted" if is_sorted else "gather_quantized_matvec")
+        function = self._wrapper("gather_quantized_matmul_sorted" if is_sorted else "gather_quantized_matvec")
         return function(  # type: ignore[no-any-return]
             x, w.weight, w.scales, w.biases, experts, group_size=w.group_size, bits=w.bits
         )
@@ -126,7 +139,14 @@ class MetalKernels:
             raise UnavailableError(
                 f"MLX has no Metal attention kernel for {q.shape[2]} query rows and heads of {q.shape[3]}"
             )
-        return _wrapper("attention")(q, k, v, scale, length=length)  # type: ignore[no-any-return]
+        return self._wrapper("decode_attention")(q, k, v, scale, length=length)  # type: ignore[no-any-return]
+
+    def softmax(self, x: mx.array) -> mx.array:
+        return self._wrapper("softmax")(x)  # type: ignore[no-any-return]
+
+    def largest(self, x: mx.array, count: int) -> mx.array:
+        # On Metal MLX sorts the whole row to partition it.
+        return self._wrapper("sort")(x, indices=True)[:, -count:]  # type: ignore[no-any-return]
 
     def gated_delta(
         self, q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array, state: mx.array
@@ -137,19 +157,25 @@ class MetalKernels:
 
         if not hasattr(gated_delta.mx, "_module"):  # not installed yet
             install_gated_delta()
+        self.used.add("gated_delta_kernel")
         y, state = gated_delta.gated_delta_kernel(q, k, v, decay, beta, state)
         return y, state
 
+    def fused_gated_delta(
+        self, q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array, state: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """The kernel of `mx.fast.gated_delta_update`, which mlx-lm does not call."""
+        arguments = [x.astype(q.dtype) for x in (decay, beta)]
+        return self._wrapper("gated_delta_update")(q, k, v, *arguments, state)  # type: ignore[no-any-return]
 
-def _wrapper(name: str) -> Callable[..., Any]:
-    try:
-        package = importlib.import_module("compare.mlx_kernels")
-    except ModuleNotFoundError as error:
-        raise UnavailableError("the package compare.mlx_kernels is not there") from error
-    function = getattr(package, name, None)
-    if function is None:
-        raise UnavailableError(f"compare.mlx_kernels has no {name}")
-    return function  # type: ignore[no-any-return]
+    def _wrapper(self, name: str) -> Callable[..., Any]:
+        function = getattr(mlx_kernels, name, None)
+        if function is None:
+            raise UnavailableError(f"compare.mlx_kernels has no {name}")
+        self.used.add(name)
+        return function  # type: ignore[no-any-return]
 
 
-CHAINS: dict[str, Operations] = {MLX_OPS: DeviceOperations(), MLX_METAL: MetalKernels()}
+def make_operations(arm: str) -> DeviceOperations:
+    """The operations of a baseline, new for each case."""
+    return MetalKernels() if arm == MLX_METAL else DeviceOperations()

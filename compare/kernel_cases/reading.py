@@ -62,12 +62,12 @@ class Reading:
 
     @property
     def stack(self) -> int:
-        return math.prod(self.weight.weight.shape[:-2])
+        return int(math.prod(self.weight.weight.shape[:-2]))
 
     @property
     def bytes(self) -> int:
         w = self.weight
-        return (w.weight.nbytes + w.scales.nbytes + w.biases.nbytes) // self.stack * self.matrices.size
+        return int(w.weight.nbytes + w.scales.nbytes + w.biases.nbytes) // self.stack * int(self.matrices.size)
 
 
 def read(reading: Reading, launch: LaunchShape, previous: mx.array) -> mx.array:

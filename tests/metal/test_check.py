@@ -11,6 +11,7 @@ import pytest
 from lily_mlx.metal import metal_backend, use_backend
 from lily_mlx.metal.check import ExactText, Result, check_texts
 from lily_mlx.metal.check.__main__ import main
+from lily_mlx.metal.check.frontend import FrontEnd
 from lily_mlx.metal.check.texts import collect, exact_text, record, sources
 from lily_mlx.metal.check.unit import units_of
 from lily_mlx.metal.launch import Launch, TemplateValue
@@ -143,3 +144,50 @@ def test_the_command_names_the_kernels_if_one_is_unknown(capsys):
     with pytest.raises(SystemExit):
         main(["--quick", "--kernel", "nonsense"])
     assert "no kernel named nonsense" in capsys.readouterr().err
+
+
+# Apple's compiler accepts MLX's own kernels, so our front end must, too. (rms_norm and rope are not in the wheel.)
+MLX_KERNELS = {
+    "quantized": (
+        ["steel/gemm/gemm.h", "quantized_utils.h", "quantized.h"],
+        [
+            "affine_qmv_fast<bfloat16_t, 64, 4, 0>",
+            "affine_qmv<bfloat16_t, 128, 3, 0>",
+            "affine_gather_qmv<bfloat16_t, 64, 4>",
+            "affine_qmm_t<bfloat16_t, 64, 4, true, 0>",
+            "affine_qmm_n<bfloat16_t, 32, 8, 0>",
+        ],
+    ),
+    "sdpa_vector": (["sdpa_vector.h"], ["sdpa_vector<bfloat16_t, 128, 128>", "sdpa_vector_2pass_1<half, 256, 256>"]),
+    # Without an instantiation: libclang does not apply a `thread` conversion operator to a pointer's offset.
+    "steel_attention": (["steel/attn/kernels/steel_attention.h"], []),
+    "gated_delta_update": (
+        ["gated_delta_update.h"],
+        [
+            "gated_delta_seq<bfloat16_t, 128, 128, 16, 32, 64>",
+            "gated_delta_fused_chunk<bfloat16_t, 128, 128, 16, 32, 8>",
+        ],
+    ),
+    "softmax": (["softmax.h"], ["softmax_single_row<bfloat16_t, float>", "softmax_looped<bfloat16_t, float>"]),
+    "logsumexp": (["logsumexp.h"], ["logsumexp<float, float>"]),
+    "sort": (["sort.h"], ["block_sort<float, uint, true, 128, 8>"]),
+    "scan": (
+        ["binary_ops.h", "scan.h"],
+        ["contiguous_scan<float, float, CumSum<float>, 4, true, false>"],
+    ),
+    "arange": (["arange.h"], ["arange<float>"]),
+}
+
+
+@pytest.mark.parametrize("name", MLX_KERNELS)
+def test_mlx_own_kernels_pass(name):
+    headers, instantiations = MLX_KERNELS[name]
+    includes = "".join(f'#include "mlx/backend/metal/kernels/{header}"\n' for header in headers)
+    errors = FrontEnd().errors(includes + "".join(f"template decltype({f}) {f};\n" for f in instantiations))
+    assert not errors, "\n".join(errors)
+
+
+def test_an_error_next_to_mlx_kernels_shows():
+    include = '#include "mlx/backend/metal/kernels/softmax.h"\n'
+    errors = FrontEnd().errors(include + "template decltype(softmax_none<float>) softmax_none<float>;\n")
+    assert any("softmax_none" in error for error in errors)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..source import blank_comments
 from .findings import Finding
 from .translation import STORAGE_DECLARATIONS, translate, translate_unit
 from .unit import Unit
@@ -94,7 +95,7 @@ def wheel_sources() -> dict[str, str]:
 @functools.cache
 def _virtual_files() -> tuple[tuple[str, str], ...]:
     files = [(f"{INCLUDE}/{name}", '#include "metal_stdlib.h"\n') for name in METAL_HEADERS]
-    files += [(path, translate(text)) for path, text in wheel_sources().items()]
+    files += [(path, translate(blank_comments(text))) for path, text in wheel_sources().items()]
     files.append((PREAMBLE, _preamble()))
     return tuple(files)
 
@@ -142,6 +143,17 @@ class FrontEnd:
         files = [*_virtual_files(), (BEFORE, _BEFORE), (path, text)]
         parsed = self._index.parse(path, args=[*self._arguments, "-include", BEFORE], unsaved_files=files)
         return Compiled(parsed, text, diagnostics(parsed, unit, path))
+
+    def errors(self, text: str) -> list[str]:
+        """Errors of a text that is no kernel of ours: MLX's preamble stands before it, our own rules do not."""
+        path = f"{VIRTUAL}/text.metal"
+        files = [*_virtual_files(), (path, text)]
+        parsed = self._index.parse(path, args=[*self._arguments, "-include", PREAMBLE], unsaved_files=files)
+        return [
+            f"{_file(found)}:{found.location.line}: {_in_metal(found.spelling)}"
+            for found in parsed.diagnostics
+            if found.severity >= clang().Diagnostic.Error
+        ]
 
 
 def unit_path(unit: Unit) -> str:

@@ -4,6 +4,7 @@
   OpenCL allows such declarations only in functions that are not templates.
 - A constructor of a vector, `float4(...)`, becomes a call; OpenCL writes `(float4)(...)`.
 - A constructor qualified with `thread` loses the qualifier: here a temporary has no address space.
+- A function constant, which has its value when a pipeline is made, gets one here.
 - An explicit instantiation loses its attributes.
 """
 
@@ -16,7 +17,9 @@ from .unit import Unit
 
 _VECTOR = re.compile(r"\b(bool|u?char|u?short|u?int|u?long|half|bfloat|float)([234])\((?![&*])")
 _DEPENDENT_VECTOR = re.compile(r"(?<!operator )(?<!\w)(?:metal::)?vec<([^<>]*)>\((?![&*])")
-_THREAD_CONSTRUCTOR = re.compile(r"\)\s*thread(?=\s*:[^:])")
+_STRUCT = re.compile(r"\b(?:struct|class)\s+(\w+)")
+_THREAD_CONSTRUCTOR = re.compile(r"\b(\w+)(\((?:[^()]|\([^()]*\))*\)\s*)thread\b")
+_FUNCTION_CONSTANT = re.compile(r"\bconstant\s+(\w+)\s+(\w+)\s*(\[\[function_constant\(\d+\)\]\]);")
 _STORAGE = re.compile(r"\bLILY_THREADGROUP\(\w[^,]*, (\w+),")
 
 # What the macro that `rewrite_threadgroup` writes means here.
@@ -31,7 +34,13 @@ def translate(text: str) -> str:
     text = rewrite_threadgroup(text)
     text = _VECTOR.sub(r"lily_vector<\1, \2>(", text)
     text = _DEPENDENT_VECTOR.sub(r"lily_vector<\1>(", text)
-    return _THREAD_CONSTRUCTOR.sub(lambda match: ")" + "\n" * match.group().count("\n"), text)
+    text = _FUNCTION_CONSTANT.sub(r"constant \1 \2 = \1(1);", text)
+    structs = set(_STRUCT.findall(text))
+
+    def unqualified(match: re.Match[str]) -> str:
+        return match.group(1) + match.group(2) if match.group(1) in structs else match.group()
+
+    return _THREAD_CONSTRUCTOR.sub(unqualified, text)
 
 
 def translate_unit(unit: Unit) -> str:

@@ -27,7 +27,7 @@ class Node:
     start: int
     end: int
     children: list[Node] = field(default_factory=list)
-    _declared: int | None | bool = field(default=False, repr=False)  # False: not looked up yet
+    _declared: int | bool | None = field(default=False, repr=False)  # False: not looked up yet
 
     @property
     def source(self) -> str:

@@ -107,7 +107,7 @@ typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
 typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
 
-template <typename T, int C, int R>
+template <typename T, int C, int R = C>
 simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T);
 
 #define LILY_MATRIX_MEMORY(space)                                                                              \

@@ -38,6 +38,7 @@ typedef __bf16 bfloat;
 #define M_PI_2_F 1.57079637f
 #define M_LOG2E_F 1.44269502f
 #define M_LN2_F 0.693147182f
+#define M_LN10_F 2.30258509f
 
 namespace metal {
 
@@ -140,9 +141,6 @@ struct conditional<false, T, F> {
 template <bool C, typename T, typename F>
 using conditional_t = typename conditional<C, T, F>::type;
 
-template <typename...>
-using void_t = void;
-
 template <typename T>
 struct remove_cv {
   typedef T type;
@@ -214,10 +212,11 @@ template <typename T>
 constant constexpr bool is_signed_v = __is_signed(T);
 template <typename T>
 constant constexpr bool is_unsigned_v = __is_unsigned(T);
-template <typename T>
-constant constexpr bool is_empty_v = __is_empty(T);
-template <typename T>
-struct is_empty : bool_constant<__is_empty(T)> {};
+
+template <typename... T>
+struct _disjunction : false_type {};
+template <typename T, typename... Rest>
+struct _disjunction<T, Rest...> : bool_constant<T::value || _disjunction<Rest...>::value> {};
 
 template <typename To, typename From>
 constexpr To lily_as_type(From value) {
@@ -267,12 +266,20 @@ struct array {
   constexpr size_t size() const thread { return N; }
 };
 
+// A value that is the same for all threads.
+template <typename T>
+using uniform = T;
+template <typename T>
+constexpr T make_uniform(T value) {
+  return value;
+}
+
 struct os_log {
-  constexpr os_log(constant char*, constant char*) constant {}
+  constexpr os_log(const constant char*, const constant char*) constant {}
   template <typename... A>
-  void log_debug(constant char*, A...) const constant {}
+  void log_debug(const constant char*, A...) const constant {}
   template <typename... A>
-  void log_debug(constant char*, A...) const thread {}
+  void log_debug(const constant char*, A...) const thread {}
 };
 
 } // namespace metal

@@ -34,7 +34,7 @@ COLD_BYTES = 256 << 20  # read in turn, so that no cache keeps a weight until it
 MOST_COPIES = 256
 MEMORY_BYTES = 8 << 30
 SLOW_CALL_SECONDS = 0.1  # a call that takes longer is timed alone
-BASELINE_LIMIT = 0.1  # a baseline with a larger error computes something else
+BASELINE_LIMIT = 0.2  # MLX on a CPU sums in bfloat16 and reaches 0.1; a larger error computes something else
 BASELINES = (MLX_OPS, MLX_METAL)
 DRIFT = 0.3
 

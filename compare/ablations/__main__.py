@@ -3,7 +3,9 @@
 For each mechanism and length the engine as it is and the engine without the mechanism run on the same weights in one
 process, in alternating order (A B B A). Before anything is timed their logits are compared: a form that differs by
 more than rounding gets no speed. Decode starts from a synthetic context; prefill is timed to the first token on the
-host. An effect is the speed with the mechanism over the speed without it, minus one.
+host. An effect is the speed with the mechanism over the speed without it, minus one. Where the alternative brings
+kernels of its own, a control runs them with the mechanism on: the effect of the control is free of all else in which
+they differ from the engine's.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import mlx.core as mx
+
 from lily_mlx.engine import DEFAULT_CHUNK_SIZE
 
 from .. import results
 from ..arms import load_lily
 from ..progress import progress
+from ..sweep import DEFAULT_DRIFT
 from .pair import Row, Run
 from .registry import Mechanism, named
 
@@ -34,7 +39,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=4, help="timings of each form")
     parser.add_argument("--steps", type=int, default=64, help="decode steps of a round")
     parser.add_argument("--chunk-size", type=int, default=DEFAULT_CHUNK_SIZE, help="of the engine's prompt chunks")
-    parser.add_argument("--drift", type=float, default=0.1, help="largest spread between the rounds of a form")
+    parser.add_argument(
+        "--drift", type=float, default=DEFAULT_DRIFT, help="largest spread between the rounds of a form"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--no-write", action="store_true", help="do not write a result file")
@@ -56,7 +63,7 @@ def as_table(rows: Sequence[Row]) -> str:
     def gigabytes(row: Row, key: str) -> float | None:
         return row[key] / 1e9 if key in row else None
 
-    headings = ["mechanism", "phase", "length", "with", "without", "effect", "same kernel", "article", "spread"]
+    headings = ["mechanism", "phase", "length", "with", "without", "effect", "of control", "article", "spread"]
     return results.table(
         [*headings, "GB with", "GB without"],
         [
@@ -93,6 +100,7 @@ def measure(run: Run, mechanisms: Sequence[Mechanism], lengths: Sequence[int] | 
         else:
             before.extend(run.gate.as_dict())
             run.gate = before
+        mx.clear_cache()
     return rows, refused
 
 

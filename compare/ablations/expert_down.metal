@@ -9,7 +9,7 @@ const device bfloat* input = hidden + size_t(slot) * K;
 const int row_lane = int(lane) % LANES;
 int own_rows[ROWS];
 float sums[ROWS];
-start_rows<N, ROWS>(own_rows, sums, first);
+begin_rows<N, ROWS>(own_rows, sums, first);
 if (slot < uint(TOP_K)) {
   const size_t row = size_t(metal::min(uint(experts[slot]), uint(weight_shape[0]) - 1u)) * N;
   add_rows<BITS, GROUP, K, ROWS, LANES>(

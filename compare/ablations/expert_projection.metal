@@ -75,7 +75,7 @@ const threadgroup uint4* input = staged;
 const int row_lane = int(lane) % LANES;
 int own_rows[ROWS];
 float sums[ROWS];
-start_rows<N, ROWS>(own_rows, sums, first);
+begin_rows<N, ROWS>(own_rows, sums, first);
 if (slot < uint(TOP_K)) {
   const size_t row = size_t(chosen[slot]) * N;
   add_rows<BITS, GROUP, K, ROWS, LANES>(

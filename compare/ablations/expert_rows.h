@@ -9,7 +9,7 @@ inline int set_row(int simdgroup, uint lane) {
 
 // The set's rows, those beyond the last replaced by the last: they are computed and not written.
 template <int N, int ROWS>
-inline void start_rows(thread int (&rows)[ROWS], thread float (&sums)[ROWS], int first) {
+inline void begin_rows(thread int (&rows)[ROWS], thread float (&sums)[ROWS], int first) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     rows[i] = metal::min(first + i, N - 1);

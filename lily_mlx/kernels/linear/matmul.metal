@@ -1,51 +1,89 @@
 // out[m, n] = (residual[m, n] +) sum_k x[m, k] * bfloat16(weight[n, k]), x [M, K], weight [N, K].
 //
-// Grid: (ceil(N / BN), ceil(M / BM)) threadgroups of 4 simdgroups; a threadgroup owns a BM x BN tile of out,
-// and each simdgroup a part of it: SIMDGROUP_ROWS stand above each other, the others beside them.
-// BK columns at a time, the threads copy x and dequantise the weight into threadgroup memory.
+// Grid: (ceil(N / BN), ceil(M / BM)) threadgroups of SIMD_M * SIMD_N * SIMD_K simdgroups. A threadgroup owns a BM x BN
+// tile of out and each simdgroup a TM x TN part of it; SIMD_K simdgroups share a part, each for a slice of every BK
+// columns. The threads read the next BK columns of x and of the weight while the last ones are multiplied.
 // Bytes: the weight ceil(M / BM) times, x ceil(N / BN) times (mostly from cache), out once.
+constexpr int THREADS = 32 * SIMD_M * SIMD_N * SIMD_K;
 constexpr int STRIDE = BK + 8; // 16 bytes of padding spread the rows over the banks
-constexpr int TM = BM / SIMDGROUP_ROWS;
-constexpr int TN = BN * SIMDGROUP_ROWS / 4;
-threadgroup uint4 x_tile[BM * STRIDE / 8];
-threadgroup uint4 weight_tile[BN * STRIDE / 8];
+constexpr int TM = BM / SIMD_M;
+constexpr int TN = BN / SIMD_N;
+constexpr int TK = BK / SIMD_K;
+constexpr int PARTIAL = (SIMD_K - 1) * BM * BN / 4; // the other slices' sums, in 16 bytes
+constexpr int OPERANDS = (BM + BN) * STRIDE / 8;
+threadgroup uint4 shared_memory[OPERANDS > PARTIAL ? OPERANDS : PARTIAL];
 const uint lane = thread_index_in_simdgroup;
+const int simd_group = int(simdgroup_index_in_threadgroup);
 const int thread_id = int(thread_index_in_threadgroup);
 const int height = int(x_shape[0]);
 const int width = int(weight_shape[0]);
 const int first_m = int(threadgroup_position_in_grid.y) * BM;
 const int first_n = int(threadgroup_position_in_grid.x) * BN;
-const int tile_m = int(simdgroup_index_in_threadgroup) / (4 / SIMDGROUP_ROWS) * TM;
-const int tile_n = int(simdgroup_index_in_threadgroup) % (4 / SIMDGROUP_ROWS) * TN;
-threadgroup bfloat* x_values = (threadgroup bfloat*)x_tile;
-threadgroup bfloat* weight_values = (threadgroup bfloat*)weight_tile;
+const int tile_m = simd_group % SIMD_M * TM;
+const int tile_n = simd_group / SIMD_M % SIMD_N * TN;
+const int slice = simd_group / (SIMD_M * SIMD_N);
+threadgroup bfloat* x_tile = (threadgroup bfloat*)shared_memory;
+threadgroup bfloat* weight_tile = x_tile + BM * STRIDE;
 const device bfloat* x_rows = x + size_t(first_m) * K;
 const device uint* weight_rows = weight + size_t(first_n) * (K / UNIT * BITS);
 const device bfloat* scale_rows = scales + size_t(first_n) * (K / GROUP);
 const device bfloat* bias_rows = biases + size_t(first_n) * (K / GROUP);
 
+RowPieces<LILY_SHARE(BM * BK / 8, THREADS)> pieces;
+WeightUnits<BITS, LILY_SHARE(BN * BK / UNIT, THREADS)> units;
+locate_rows<BM, BK, K, THREADS>(pieces, height - first_m, thread_id);
+read_rows(pieces, x_rows, 0);
+read_units<BITS, GROUP, K, BN, BK, THREADS>(
+    units, weight_rows, scale_rows, bias_rows, width - first_n, 0, thread_id);
+
 Tile<TM, TN> acc;
 acc.clear();
 for (int column = 0; column < K; column += BK) {
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  load_tile<BM, BK, 128>(x_values, STRIDE, x_rows, K, height - first_m, column, thread_id);
-  dequantize_tile<BITS, GROUP, K, BN, BK, 128>(
-      weight_values, STRIDE, weight_rows, scale_rows, bias_rows, width - first_n, column, thread_id);
+  store_rows<BM, BK, STRIDE, THREADS>(x_tile, pieces, thread_id);
+  store_units<BITS, BN, BK, STRIDE, THREADS>(weight_tile, units, thread_id);
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  tile_multiply_transposed<TM, TN, BK>(
-      acc, x_values + tile_m * STRIDE, STRIDE, weight_values + tile_n * STRIDE, STRIDE);
+  if (column + BK < K) {
+    read_rows(pieces, x_rows, column + BK);
+    read_units<BITS, GROUP, K, BN, BK, THREADS>(
+        units, weight_rows, scale_rows, bias_rows, width - first_n, column + BK, thread_id);
+  }
+  tile_multiply_transposed<TM, TN, TK>(
+      acc, x_tile + tile_m * STRIDE + slice * TK, STRIDE, weight_tile + tile_n * STRIDE + slice * TK, STRIDE);
 }
 
+if (SIMD_K > 1) {
+  threadgroup float* partial = (threadgroup float*)shared_memory;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (slice > 0) {
 #pragma unroll
-for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {
-  const int m = first_m + tile_m + Tile<TM, TN>::row(i, lane);
-  const int n = first_n + tile_n + Tile<TM, TN>::column(i, lane);
-  if (m < height && n < width) {
-    const size_t index = size_t(m) * size_t(width) + size_t(n);
-    float value = acc.get(i);
-    if (HAS_RESIDUAL) {
-      value += float(residual[index]);
+    for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {
+      partial[((slice - 1) * SIMD_M * SIMD_N + simd_group % (SIMD_M * SIMD_N)) * TM * TN + 32 * i + int(lane)] =
+          acc.get(i);
     }
-    out[index] = static_cast<T>(value);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (slice == 0) {
+    for (int s = 0; s < SIMD_K - 1; ++s) {
+#pragma unroll
+      for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {
+        acc.set(i, acc.get(i) + partial[(s * SIMD_M * SIMD_N + simd_group) * TM * TN + 32 * i + int(lane)]);
+      }
+    }
+  }
+}
+if (slice == 0) {
+#pragma unroll
+  for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {
+    const int m = first_m + tile_m + Tile<TM, TN>::row(i, lane);
+    const int n = first_n + tile_n + Tile<TM, TN>::column(i, lane);
+    if (m < height && n < width) {
+      const size_t index = size_t(m) * size_t(width) + size_t(n);
+      float value = acc.get(i);
+      if (HAS_RESIDUAL) {
+        value += float(residual[index]);
+      }
+      out[index] = static_cast<T>(value);
+    }
   }
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from lily_mlx.metal import current_backend
 
@@ -16,28 +17,16 @@ class DevicePolicy:
 
     Decode: up to ``rows`` rows of a weight share the activations in a lane's registers, fewer where the launch
     would have less than ``fill`` simdgroups; ``ahead`` units of each row are loaded before they are used; a
-    threadgroup has ``simdgroups`` simdgroups. Prefill: ``tile_heights`` are the heights of the tile: the first
-    that covers a chunk is taken, and the last for longer chunks.
+    threadgroup has ``simdgroups`` simdgroups. Prefill: the matrix product takes one of
+    ``tiles``, which fills the device from ``fill_tiles`` threadgroups on.
     """
 
     rows: int
     fill: int
     ahead: int
     simdgroups: int
-    tile_heights: tuple[int, ...]
-
-
-DEVICES = {
-    "apple": DevicePolicy(rows=4, fill=256, ahead=1, simdgroups=4, tile_heights=(16, 32, 64)),
-    "cuda": DevicePolicy(rows=4, fill=1536, ahead=2, simdgroups=4, tile_heights=(16, 32, 64)),
-    "cpu": DevicePolicy(rows=4, fill=16, ahead=2, simdgroups=4, tile_heights=(16, 32, 64)),
-}
-
-
-def device_policy() -> DevicePolicy:
-    """The policy of the current backend's device."""
-    backend = current_backend()
-    return DEVICES["apple" if backend == "metal" else backend]
+    tiles: tuple[MatmulPlan, ...]
+    fill_tiles: int
 
 
 @dataclass(frozen=True)
@@ -87,33 +76,76 @@ def matvec_plan(rows: int, columns: int) -> MatvecPlan:
 
 @dataclass(frozen=True)
 class MatmulPlan:
-    """The tile of a threadgroup of 4 simdgroups: ``rows`` x ``columns`` outputs, ``depth`` of K at a time.
+    """The tile of a threadgroup of the matrix product: ``rows`` x ``columns`` outputs, ``depth`` of K at a time.
 
-    ``simdgroup_rows`` simdgroups stand above each other; the others stand beside them.
+    ``across`` (rows, columns, depth) simdgroups share it; those along the depth add up their sums at the end.
     """
 
     rows: int
     columns: int
     depth: int
-    simdgroup_rows: int
+    across: tuple[int, int, int]
+
+    @property
+    def threads(self) -> int:
+        """Threads of a threadgroup."""
+        return 32 * math.prod(self.across)
+
+    def threadgroups(self, rows: int, columns: int) -> tuple[int, int]:
+        """Threadgroups along the columns and the rows of an output [rows, columns]."""
+        return -(-columns // self.columns), -(-rows // self.rows)
 
     def template(self) -> dict[str, int]:
         """The plan as template parameters of the kernel."""
-        return {
-            "BM": self.rows,
-            "BN": self.columns,
-            "BK": self.depth,
-            "SIMDGROUP_ROWS": self.simdgroup_rows,
-        }
+        m, n, k = self.across
+        return {"BM": self.rows, "BN": self.columns, "BK": self.depth, "SIMD_M": m, "SIMD_N": n, "SIMD_K": k}
+
+    def for_depth(self, depth: int) -> MatmulPlan:
+        """The plan with the largest power of two of K at a time that divides ``depth``, up to its own."""
+        step = self.depth
+        while depth % step:
+            step //= 2
+        m, n, k = self.across
+        while step // k < 16:
+            n, k = n * 2, k // 2
+        return replace(self, depth=step, across=(m, n, k))
 
 
-def matmul_plan(rows: int, columns: int) -> MatmulPlan:
-    """The plan for ``rows`` rows of activations with ``columns`` columns."""
-    heights = device_policy().tile_heights
-    height = next((h for h in heights if rows <= h), heights[-1])
-    return MatmulPlan(
-        rows=height,
-        columns=64,
-        depth=64 if columns % 64 == 0 else 32,
-        simdgroup_rows=2 if height >= 32 else 1,
-    )
+def matmul_plan(rows: int, columns: int, depth: int) -> MatmulPlan:
+    """The plan for an output [rows, columns] that sums over ``depth`` (K).
+
+    The largest tile that is not taller than needed and fills the device, else the smallest that is not taller.
+    """
+    device = device_policy()
+    fitting = [tile for tile in device.tiles if tile.rows < 2 * rows] or [device.tiles[-1]]
+    for tile in fitting:
+        if math.prod(tile.threadgroups(rows, columns)) >= device.fill_tiles:
+            return tile.for_depth(depth)
+    return fitting[-1].for_depth(depth)
+
+
+# Largest first. A simdgroup keeps rows x columns / (32 x simdgroups along them) sums in each lane's registers.
+_TILES = (
+    MatmulPlan(64, 64, 64, (2, 2, 1)),
+    MatmulPlan(32, 64, 64, (2, 2, 1)),
+    MatmulPlan(16, 64, 64, (1, 4, 1)),
+)
+_CUDA_TILES = (
+    MatmulPlan(128, 128, 32, (2, 2, 1)),
+    MatmulPlan(64, 64, 64, (2, 2, 1)),
+    MatmulPlan(32, 64, 128, (1, 2, 2)),
+    MatmulPlan(32, 32, 128, (1, 1, 4)),
+    MatmulPlan(16, 32, 256, (1, 1, 4)),
+    MatmulPlan(16, 16, 256, (1, 1, 4)),
+)
+DEVICES = {
+    "apple": DevicePolicy(rows=4, fill=256, ahead=1, simdgroups=4, tiles=_TILES, fill_tiles=64),
+    "cuda": DevicePolicy(rows=4, fill=1536, ahead=2, simdgroups=4, tiles=_CUDA_TILES, fill_tiles=128),
+    "cpu": DevicePolicy(rows=4, fill=16, ahead=2, simdgroups=4, tiles=_TILES, fill_tiles=2),
+}
+
+
+def device_policy() -> DevicePolicy:
+    """The policy of the current backend's device."""
+    backend = current_backend()
+    return DEVICES["apple" if backend == "metal" else backend]

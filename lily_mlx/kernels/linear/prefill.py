@@ -22,7 +22,12 @@ _MATMUL = Kernel(
     inputs=("x", "weight", "scales", "biases", "residual"),
     outputs=("out",),
     body="kernels/linear/matmul.metal",
-    headers=("metal/include/fragment.h", "metal/include/tile.h", "metal/include/quantized.h"),
+    headers=(
+        "metal/include/fragment.h",
+        "metal/include/tile.h",
+        "metal/include/quantized.h",
+        "metal/include/operands.h",
+    ),
 )
 _EMBED = Kernel(
     name="embed",
@@ -91,7 +96,8 @@ def matmul(
     if residual is not None:
         check_array("residual", residual, (rows, w.rows))
     padded = pad_rows(w)
-    plan = matmul_plan(rows, w.columns)
+    plan = matmul_plan(rows, padded.rows, w.columns)
+    across, down = plan.threadgroups(rows, padded.rows)
     (out,) = _MATMUL(
         # Without a residual the kernel reads none, and x only fills the argument.
         [x, padded.weight, padded.scales, padded.biases, x if residual is None else pad_columns(residual)],
@@ -101,8 +107,8 @@ def matmul(
             **weight_template(w),
             **plan.template(),
         },
-        grid=(128 * -(-padded.rows // plan.columns), -(-rows // plan.rows), 1),
-        threadgroup=(128, 1, 1),
+        grid=(plan.threads * across, down, 1),
+        threadgroup=(plan.threads, 1, 1),
         output_shapes=[(rows, padded.rows)],
         output_dtypes=[out_dtype],
     )

@@ -1,27 +1,36 @@
-// The grouped matmul's loops: acc += A * W^T for one block of rows of one expert. Needs tile.h, quantized.h.
-// THREADS threads fill bfloat tiles with STRIDE elements per row in threadgroup memory, BK columns at a time; each
-// simdgroup then multiplies its TM x TN part, which stands at (tile_row, tile_column) of the BM x BN tile.
+// The grouped matmul's loops: acc += A * W^T for one block of rows of one expert. Needs tile.h and operands.h.
+// THREADS threads bring BK columns of both operands at a time to tiles in threadgroup memory, STRIDE values per row, and
+// read the next ones meanwhile. Each simdgroup multiplies its TM x TN part, which stands at (tile_row, tile_column) of
+// the BM x BN tile; rows from rows_valid on are skipped where a whole fragment of them is.
 // Every thread of the threadgroup must call these together.
 
-// Rows tokens[0..rows_valid) of x [*, width], columns from `column` on; rows from rows_valid on become 0.
-template <int BM, int BK, int STRIDE, int THREADS>
-inline void load_gathered_tile(
-    threadgroup bfloat* tile,
-    const device bfloat* x,
-    int width,
-    const threadgroup uint* tokens,
+// Units of a tile whose first BN rows come from the gate's matrix and the others from the up matrix.
+template <int BITS, int GROUP, int K, int BN, int BK, int THREADS, int COUNT>
+inline void read_gate_up_units(
+    thread WeightUnits<BITS, COUNT>& units,
+    const device uint* gate,
+    const device bfloat* gate_scales,
+    const device bfloat* gate_biases,
+    const device uint* up,
+    const device bfloat* up_scales,
+    const device bfloat* up_biases,
     int rows_valid,
     int column,
     int thread_id) {
-  constexpr int PIECES = BK / 8;
-  for (int i = thread_id; i < BM * PIECES; i += THREADS) {
-    int row = i / PIECES;
-    int piece = i % PIECES;
-    uint4 values = uint4(0u);
-    if (row < rows_valid) {
-      values = *(const device uint4*)(x + size_t(tokens[row]) * size_t(width) + column + piece * 8);
-    }
-    *(threadgroup uint4*)(tile + row * STRIDE + piece * 8) = values;
+  constexpr int UNITS = BK / UNIT;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    int index = thread_id + THREADS * i;
+    bool is_up = index >= BN * UNITS;
+    int row = metal::min(index / UNITS - (is_up ? BN : 0), rows_valid - 1);
+    int unit = column / UNIT + index % UNITS;
+    const device uint* words = is_up ? up : gate;
+    const device bfloat* scales = is_up ? up_scales : gate_scales;
+    const device bfloat* biases = is_up ? up_biases : gate_biases;
+    size_t group = size_t(row) * (K / GROUP) + unit / (GROUP / UNIT);
+    units.codes[i] = load_codes<BITS>(words + size_t(row) * (K / UNIT * BITS) + unit * BITS);
+    units.scales[i] = scales[group];
+    units.biases[i] = biases[group];
   }
 }
 
@@ -32,8 +41,7 @@ inline void multiply_gate_up(
     thread Tile<TM, TN>& gate_acc,
     thread Tile<TM, TN>& up_acc,
     threadgroup bfloat* x_tile,
-    threadgroup bfloat* gate_tile,
-    threadgroup bfloat* up_tile,
+    threadgroup bfloat* weight_tile,
     const device bfloat* x,
     const threadgroup uint* tokens,
     int rows_valid,
@@ -47,20 +55,28 @@ inline void multiply_gate_up(
     int tile_row,
     int tile_column,
     int thread_id) {
+  RowPieces<LILY_SHARE(BM * BK / 8, THREADS)> pieces;
+  WeightUnits<BITS, LILY_SHARE(2 * BN * BK / UNIT, THREADS)> units;
+  locate_gathered_rows<BM, BK, K, THREADS>(pieces, tokens, rows_valid, thread_id);
+  read_rows(pieces, x, 0);
+  read_gate_up_units<BITS, GROUP, K, BN, BK, THREADS>(
+      units, gate, gate_scales, gate_biases, up, up_scales, up_biases, columns_valid, 0, thread_id);
   for (int column = 0; column < K; column += BK) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    load_gathered_tile<BM, BK, STRIDE, THREADS>(x_tile, x, K, tokens, rows_valid, column, thread_id);
-    dequantize_tile<BITS, GROUP, K, BN, BK, THREADS>(
-        gate_tile, STRIDE, gate, gate_scales, gate_biases, columns_valid, column, thread_id);
-    dequantize_tile<BITS, GROUP, K, BN, BK, THREADS>(
-        up_tile, STRIDE, up, up_scales, up_biases, columns_valid, column, thread_id);
+    store_rows<BM, BK, STRIDE, THREADS>(x_tile, pieces, thread_id);
+    store_units<BITS, 2 * BN, BK, STRIDE, THREADS>(weight_tile, units, thread_id);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (tile_row < rows_valid) {
-      tile_multiply_transposed<TM, TN, BK>(
-          gate_acc, x_tile + tile_row * STRIDE, STRIDE, gate_tile + tile_column * STRIDE, STRIDE);
-      tile_multiply_transposed<TM, TN, BK>(
-          up_acc, x_tile + tile_row * STRIDE, STRIDE, up_tile + tile_column * STRIDE, STRIDE);
+    if (column + BK < K) {
+      read_rows(pieces, x, column + BK);
+      read_gate_up_units<BITS, GROUP, K, BN, BK, THREADS>(
+          units, gate, gate_scales, gate_biases, up, up_scales, up_biases, columns_valid, column + BK, thread_id);
     }
+    tile_multiply_transposed<TM, TN, BK>(
+        gate_acc, x_tile + tile_row * STRIDE, STRIDE, weight_tile + tile_column * STRIDE, STRIDE,
+        rows_valid - tile_row);
+    tile_multiply_transposed<TM, TN, BK>(
+        up_acc, x_tile + tile_row * STRIDE, STRIDE, weight_tile + (BN + tile_column) * STRIDE, STRIDE,
+        rows_valid - tile_row);
   }
 }
 
@@ -79,15 +95,22 @@ inline void multiply_rows(
     int tile_row,
     int tile_column,
     int thread_id) {
+  RowPieces<LILY_SHARE(BM * BK / 8, THREADS)> pieces;
+  WeightUnits<BITS, LILY_SHARE(BN * BK / UNIT, THREADS)> units;
+  locate_rows<BM, BK, K, THREADS>(pieces, rows_valid, thread_id);
+  read_rows(pieces, x, 0);
+  read_units<BITS, GROUP, K, BN, BK, THREADS>(units, weight, scales, biases, columns_valid, 0, thread_id);
   for (int column = 0; column < K; column += BK) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    load_tile<BM, BK, THREADS>(x_tile, STRIDE, x, K, rows_valid, column, thread_id);
-    dequantize_tile<BITS, GROUP, K, BN, BK, THREADS>(
-        weight_tile, STRIDE, weight, scales, biases, columns_valid, column, thread_id);
+    store_rows<BM, BK, STRIDE, THREADS>(x_tile, pieces, thread_id);
+    store_units<BITS, BN, BK, STRIDE, THREADS>(weight_tile, units, thread_id);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (tile_row < rows_valid) {
-      tile_multiply_transposed<TM, TN, BK>(
-          acc, x_tile + tile_row * STRIDE, STRIDE, weight_tile + tile_column * STRIDE, STRIDE);
+    if (column + BK < K) {
+      read_rows(pieces, x, column + BK);
+      read_units<BITS, GROUP, K, BN, BK, THREADS>(
+          units, weight, scales, biases, columns_valid, column + BK, thread_id);
     }
+    tile_multiply_transposed<TM, TN, BK>(
+        acc, x_tile + tile_row * STRIDE, STRIDE, weight_tile + tile_column * STRIDE, STRIDE, rows_valid - tile_row);
   }
 }

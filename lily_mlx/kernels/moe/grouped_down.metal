@@ -2,12 +2,12 @@
 //   out[r, h] = bfloat(dot(down[e, h], hidden[r])) for the rows r of each block (e, first row, count) of the block map;
 // e = E is the shared expert. Weights are dequantised to bfloat tile by tile in threadgroup memory; products add in
 // float32.
-// Grid: (tiles of BN columns of H, blocks), 128 threads; unused blocks (count 0) leave at once.
+// Grid: (tiles of BN columns of H, blocks), SIMD_M x SIMD_N simdgroups in each; unused blocks (count 0) leave at once.
 // Bytes: per threadgroup 2 BM I of hidden and a weight tile [BN, I], then 2 BM BN written.
-constexpr int THREADS = 128;
+constexpr int THREADS = 32 * SIMD_M * SIMD_N;
 constexpr int STRIDE = BK + 8;
-constexpr int TM = BM / SIMD_ROWS;
-constexpr int TN = BN * SIMD_ROWS / 4;
+constexpr int TM = BM / SIMD_M;
+constexpr int TN = BN / SIMD_N;
 threadgroup uint4 x_pieces[BM * STRIDE / 8];
 threadgroup uint4 weight_pieces[BN * STRIDE / 8];
 const uint lane = thread_index_in_simdgroup;
@@ -20,8 +20,8 @@ const int rows_valid = int(blocks[4u * block + 2u]);
 if (rows_valid > 0) {
   const int first_column = int(threadgroup_position_in_grid.x) * BN;
   const int columns_valid = H - first_column;
-  const int tile_row = simd_group % SIMD_ROWS * TM;
-  const int tile_column = simd_group / SIMD_ROWS * TN;
+  const int tile_row = simd_group % SIMD_M * TM;
+  const int tile_column = simd_group / SIMD_M * TN;
   threadgroup bfloat* x_tile = (threadgroup bfloat*)x_pieces;
   threadgroup bfloat* weight_tile = (threadgroup bfloat*)weight_pieces;
   Tile<TM, TN> acc;
@@ -39,6 +39,7 @@ if (rows_valid > 0) {
         acc, x_tile, weight_tile, hidden + size_t(first_row) * I, rows_valid, shared_down + word,
         shared_down_scales + group, shared_down_biases + group, columns_valid, tile_row, tile_column, thread_id);
   }
+#pragma unroll
   for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {
     const int row = tile_row + Tile<TM, TN>::row(i, lane);
     const int column = tile_column + Tile<TM, TN>::column(i, lane);

@@ -2,15 +2,14 @@
 //   hidden[r, i] = bfloat(swiglu(dot(gate[e, i], x[t]), dot(up[e, i], x[t])))
 // for the rows r of each block (e, first row, count) of the block map; t = row_tokens[r], or r - S for the shared expert
 // (e = E, rows S to S + M). Weights are dequantised to bfloat tile by tile in threadgroup memory; products add in float32.
-// Grid: (tiles of BN columns of I, blocks), 128 threads; unused blocks (count 0) leave at once.
+// Grid: (tiles of BN columns of I, blocks), SIMD_M x SIMD_N simdgroups in each; unused blocks (count 0) leave at once.
 // Bytes: per threadgroup 2 BM H of x and two weight tiles [BN, H], then 2 BM BN written.
-constexpr int THREADS = 128;
+constexpr int THREADS = 32 * SIMD_M * SIMD_N;
 constexpr int STRIDE = BK + 8;
-constexpr int TM = BM / SIMD_ROWS;
-constexpr int TN = BN * SIMD_ROWS / 4;
+constexpr int TM = BM / SIMD_M;
+constexpr int TN = BN / SIMD_N;
 threadgroup uint4 x_pieces[BM * STRIDE / 8];
-threadgroup uint4 gate_pieces[BN * STRIDE / 8];
-threadgroup uint4 up_pieces[BN * STRIDE / 8];
+threadgroup uint4 weight_pieces[2 * BN * STRIDE / 8];
 threadgroup uint tokens[BM];
 const uint lane = thread_index_in_simdgroup;
 const int thread_id = int(thread_index_in_threadgroup);
@@ -21,21 +20,21 @@ const uint first_row = blocks[4u * block + 1u];
 const int rows_valid = int(blocks[4u * block + 2u]);
 if (rows_valid > 0) {
   const uint pairs = uint(row_tokens_shape[0]);
-  if (thread_id < rows_valid) {
-    const uint row = first_row + uint(thread_id);
+  for (int i = thread_id; i < rows_valid; i += THREADS) {
+    const uint row = first_row + uint(i);
     if (expert < uint(gate_shape[0])) {
-      tokens[thread_id] = row_tokens[row];
+      tokens[i] = row_tokens[row];
     } else {
-      tokens[thread_id] = row - pairs;
+      tokens[i] = row - pairs;
     }
   }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
   const int first_column = int(threadgroup_position_in_grid.x) * BN;
   const int columns_valid = I - first_column;
-  const int tile_row = simd_group % SIMD_ROWS * TM;
-  const int tile_column = simd_group / SIMD_ROWS * TN;
+  const int tile_row = simd_group % SIMD_M * TM;
+  const int tile_column = simd_group / SIMD_M * TN;
   threadgroup bfloat* x_tile = (threadgroup bfloat*)x_pieces;
-  threadgroup bfloat* gate_tile = (threadgroup bfloat*)gate_pieces;
-  threadgroup bfloat* up_tile = (threadgroup bfloat*)up_pieces;
+  threadgroup bfloat* weight_tile = (threadgroup bfloat*)weight_pieces;
   Tile<TM, TN> gate_acc;
   Tile<TM, TN> up_acc;
   gate_acc.clear();
@@ -44,17 +43,18 @@ if (rows_valid > 0) {
     const size_t word = expert_words<I, H, BITS>(expert) + size_t(first_column) * (H / UNIT * BITS);
     const size_t group = expert_groups<I, H, GROUP>(expert) + size_t(first_column) * (H / GROUP);
     multiply_gate_up<BITS, GROUP, H, BM, BN, BK, STRIDE, TM, TN, THREADS>(
-        gate_acc, up_acc, x_tile, gate_tile, up_tile, x, tokens, rows_valid, gate + word, gate_scales + group,
+        gate_acc, up_acc, x_tile, weight_tile, x, tokens, rows_valid, gate + word, gate_scales + group,
         gate_biases + group, up + word, up_scales + group, up_biases + group, columns_valid, tile_row, tile_column,
         thread_id);
   } else {
     const size_t word = size_t(first_column) * (H / UNIT * SHARED_BITS);
     const size_t group = size_t(first_column) * (H / SHARED_GROUP);
     multiply_gate_up<SHARED_BITS, SHARED_GROUP, H, BM, BN, BK, STRIDE, TM, TN, THREADS>(
-        gate_acc, up_acc, x_tile, gate_tile, up_tile, x, tokens, rows_valid, shared_gate + word,
+        gate_acc, up_acc, x_tile, weight_tile, x, tokens, rows_valid, shared_gate + word,
         shared_gate_scales + group, shared_gate_biases + group, shared_up + word, shared_up_scales + group,
         shared_up_biases + group, columns_valid, tile_row, tile_column, thread_id);
   }
+#pragma unroll
   for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {
     const int row = tile_row + Tile<TM, TN>::row(i, lane);
     const int column = tile_column + Tile<TM, TN>::column(i, lane);

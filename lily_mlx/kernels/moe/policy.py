@@ -5,24 +5,69 @@ They follow from static shapes only, never from the routing, which stays on the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lily_mlx.metal import current_backend
 
-TILE_HEIGHTS = (8, 16, 32, 64)
-THREADS = 128  # threads of a grouped matmul's threadgroup: 4 simdgroups
+TILE_HEIGHTS = (8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
 class GroupedTile:
-    """How the 4 simdgroups of a grouped matmul share a tile of ``rows`` x ``columns`` outputs.
+    """How the simdgroups of a grouped matmul share a tile of ``rows`` x ``columns`` outputs, ``depth`` of K at a time.
 
-    ``simdgroup_rows`` simdgroups stand above each other; the others stand beside them.
+    ``simdgroup_rows`` simdgroups stand above each other, ``simdgroup_columns`` beside each other.
     """
 
     rows: int
     columns: int
+    depth: int
     simdgroup_rows: int
+    simdgroup_columns: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a threadgroup."""
+        return 32 * self.simdgroup_rows * self.simdgroup_columns
+
+
+@dataclass(frozen=True)
+class GroupedPolicy:
+    """Tiles of the grouped matmuls on a kind of device.
+
+    ``spread``: a block's height should cover the average rows of an expert times this. ``gate_up`` and ``down``
+    have a tile for each height; `grouped_gate_up` computes ``columns`` gate and as many up outputs.
+    """
+
+    spread: float
+    gate_up: tuple[GroupedTile, ...]
+    down: tuple[GroupedTile, ...]
+
+
+_TILES = (
+    GroupedTile(8, 64, 64, 1, 4),
+    GroupedTile(16, 64, 64, 1, 4),
+    GroupedTile(32, 64, 64, 2, 2),
+    GroupedTile(64, 64, 64, 2, 2),
+)
+_CUDA_GATE_UP = (
+    GroupedTile(16, 32, 128, 1, 4),
+    GroupedTile(32, 64, 64, 1, 4),
+    GroupedTile(64, 64, 64, 1, 4),
+    GroupedTile(128, 64, 32, 1, 4),
+)
+_CUDA_DOWN = (
+    GroupedTile(16, 64, 128, 1, 4),
+    GroupedTile(32, 64, 64, 1, 4),
+    GroupedTile(64, 128, 32, 1, 4),
+    GroupedTile(128, 128, 32, 1, 4),
+)
+DEVICES = {
+    "metal": GroupedPolicy(1.0, _TILES, _TILES),
+    "cpu": GroupedPolicy(1.0, _TILES, _TILES),
+    # Matrix instructions multiply 16 rows; a tall block skips the rows that it does not have.
+    "cuda": GroupedPolicy(1.4, _CUDA_GATE_UP, _CUDA_DOWN),
+}
 
 
 def tile_height(tokens: int, top_k: int, experts: int) -> int:
@@ -30,16 +75,31 @@ def tile_height(tokens: int, top_k: int, experts: int) -> int:
 
     Tall blocks read the weights fewer times; short ones multiply less padding.
     """
-    average = tokens * top_k / experts
-    for height in TILE_HEIGHTS[:-1]:
-        if average <= height:
-            return height
-    return TILE_HEIGHTS[-1]
+    policy = DEVICES[current_backend()]
+    average = tokens * top_k / experts * policy.spread
+    heights = [tile.rows for tile in policy.gate_up]
+    return next((height for height in heights if average <= height), heights[-1])
 
 
-def grouped_tile(height: int) -> GroupedTile:
-    """The tile of `grouped_gate_up` and `grouped_down` for blocks of ``height`` rows."""
-    return GroupedTile(rows=height, columns=64, simdgroup_rows=2 if height >= 32 else 1)
+def gate_up_tile(height: int, depth: int) -> GroupedTile:
+    """The tile of `grouped_gate_up` for blocks of ``height`` rows, where K is ``depth``."""
+    return _fitted(DEVICES[current_backend()].gate_up, height, depth)
+
+
+def down_tile(height: int, depth: int) -> GroupedTile:
+    """The tile of `grouped_down` for blocks of ``height`` rows, where K is ``depth``."""
+    return _fitted(DEVICES[current_backend()].down, height, depth)
+
+
+def _fitted(tiles: tuple[GroupedTile, ...], height: int, depth: int) -> GroupedTile:
+    """The tile of the next larger height, cut to ``height``, with a step that divides ``depth``."""
+    tile = next((tile for tile in tiles if tile.rows >= height), tiles[-1])
+    step = tile.depth if height <= tile.rows else 32  # threadgroup memory holds no more of taller tiles
+    while depth % step:
+        step //= 2
+    rows = height // tile.simdgroup_rows
+    assert rows % 8 == 0, f"no tile for blocks of {height} rows"
+    return replace(tile, rows=height, depth=step)
 
 
 def sort_threads(pairs: int) -> int:

@@ -14,6 +14,7 @@ _TILE_HEADERS = (
     "metal/include/fragment.h",
     "metal/include/tile.h",
     "metal/include/quantized.h",
+    "metal/include/operands.h",
     "kernels/moe/experts.h",
     "kernels/moe/grouped.h",
 )
@@ -65,12 +66,12 @@ def grouped_gate_up(x: mx.array, routing: Routing, weights: ExpertWeights) -> mx
     """
     _check_routing(routing, weights)
     check_array("x", x, (routing.tokens, weights.hidden), mx.bfloat16)
-    tile = policy.grouped_tile(routing.tile_rows)
+    tile = policy.gate_up_tile(routing.tile_rows, weights.hidden)
     (hidden,) = _GATE_UP(
         [x, routing.row_tokens, routing.blocks, *weights.gate_up_arrays()],
-        template=_template(weights, tile, weights.hidden) | format_template(weights.gate, weights.shared_gate),
+        template=_template(weights, tile) | format_template(weights.gate, weights.shared_gate),
         grid=_grid(routing, tile, weights.intermediate),
-        threadgroup=(policy.THREADS, 1, 1),
+        threadgroup=(tile.threads, 1, 1),
         output_shapes=[(routing.rows, weights.intermediate)],
         output_dtypes=[mx.bfloat16],
     )
@@ -93,12 +94,12 @@ def grouped_down(hidden: mx.array, routing: Routing, weights: ExpertWeights) -> 
     """
     _check_routing(routing, weights)
     check_array("hidden", hidden, (routing.rows, weights.intermediate), mx.bfloat16)
-    tile = policy.grouped_tile(routing.tile_rows)
+    tile = policy.down_tile(routing.tile_rows, weights.intermediate)
     (out,) = _DOWN(
         [hidden, routing.blocks, *weights.down_arrays()],
-        template=_template(weights, tile, weights.intermediate) | format_template(weights.down, weights.shared_down),
+        template=_template(weights, tile) | format_template(weights.down, weights.shared_down),
         grid=_grid(routing, tile, weights.hidden),
-        threadgroup=(policy.THREADS, 1, 1),
+        threadgroup=(tile.threads, 1, 1),
         output_shapes=[(routing.rows, weights.hidden)],
         output_dtypes=[mx.bfloat16],
     )
@@ -144,16 +145,17 @@ def _check_routing(routing: Routing, weights: ExpertWeights) -> None:
         )
 
 
-def _template(weights: ExpertWeights, tile: policy.GroupedTile, columns: int) -> dict[str, int]:
+def _template(weights: ExpertWeights, tile: policy.GroupedTile) -> dict[str, int]:
     return {
         "H": weights.hidden,
         "I": weights.intermediate,
         "BM": tile.rows,
         "BN": tile.columns,
-        "BK": 64 if columns % 64 == 0 else 32,
-        "SIMD_ROWS": tile.simdgroup_rows,
+        "BK": tile.depth,
+        "SIMD_M": tile.simdgroup_rows,
+        "SIMD_N": tile.simdgroup_columns,
     }
 
 
 def _grid(routing: Routing, tile: policy.GroupedTile, columns: int) -> tuple[int, int, int]:
-    return (-(-columns // tile.columns) * policy.THREADS, routing.blocks.shape[0], 1)
+    return (-(-columns // tile.columns) * tile.threads, routing.blocks.shape[0], 1)

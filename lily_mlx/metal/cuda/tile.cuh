@@ -95,11 +95,12 @@ __forceinline__ void multiply_8(float& c0, float& c1, float& c2, float& c3, cons
 // One step of `DEPTH` (16 or 8) columns of A. `a` stands at the step's first column; `b` at its first
 // column (B_ROWS: B is [N, K]) or its first row (B is [K, N]).
 template <int M, int N, int DEPTH, bool B_ROWS>
-__forceinline__ void tile_step(Tile<M, N>& acc, const bfloat* a, int lda, const bfloat* b, int ldb, bool aligned) {
+__forceinline__ void tile_step(Tile<M, N>& acc, const bfloat* a, int lda, const bfloat* b, int ldb, bool aligned, int rows) {
   constexpr int PAIRS = (M + 15) / 16, COLUMNS = N / 8, KS = DEPTH / 8;
   uint left[PAIRS][4];
 #pragma unroll
   for (int i = 0; i < PAIRS; ++i) {
+    if (16 * i >= rows) continue;
     if (16 * i + 8 < M) {
       uint words[2 * KS];
       load_block<2, KS, false>(words, a + 16 * i * lda, lda, aligned);
@@ -144,6 +145,7 @@ __forceinline__ void tile_step(Tile<M, N>& acc, const bfloat* a, int lda, const 
       if (j + n >= COLUMNS) continue;
 #pragma unroll
       for (int i = 0; i < PAIRS; ++i) {
+        if (16 * i >= rows) continue;
         float* upper = acc.values + 2 * (2 * i * COLUMNS + j + n);
         float unused[2] = {0.0f, 0.0f};
         float* lower = 16 * i + 8 < M ? upper + 2 * COLUMNS : unused;
@@ -158,29 +160,129 @@ __forceinline__ void tile_step(Tile<M, N>& acc, const bfloat* a, int lda, const 
 }
 
 template <int M, int N, int K, bool B_ROWS>
-__forceinline__ void tile_product(Tile<M, N>& acc, const bfloat* a, int lda, const bfloat* b, int ldb) {
+__forceinline__ void tile_product(Tile<M, N>& acc, const bfloat* a, int lda, const bfloat* b, int ldb, int rows) {
   static_assert(K % 8 == 0, "a product has a multiple of 8 columns");
   // The compiler usually decides this: strides are constants and threadgroup arrays aligned to 16 bytes.
   const bool aligned = ((lda | ldb) & 7) == 0 && ((shared_address(a) | shared_address(b)) & 15) == 0;
 #pragma unroll
   for (int k = 0; k + 16 <= K; k += 16) {
-    tile_step<M, N, 16, B_ROWS>(acc, a + k, lda, b + (B_ROWS ? k : k * ldb), ldb, aligned);
+    tile_step<M, N, 16, B_ROWS>(acc, a + k, lda, b + (B_ROWS ? k : k * ldb), ldb, aligned, rows);
   }
   if constexpr (K % 16 != 0) {
     constexpr int k = K - 8;
-    tile_step<M, N, 8, B_ROWS>(acc, a + k, lda, b + (B_ROWS ? k : k * ldb), ldb, aligned);
+    tile_step<M, N, 8, B_ROWS>(acc, a + k, lda, b + (B_ROWS ? k : k * ldb), ldb, aligned, rows);
+  }
+}
+
+// Rows from `rows` on are left as they are, where a whole pair of fragments of them is.
+template <int M, int N, int K>
+__forceinline__ void tile_multiply_transposed(
+    Tile<M, N>& acc, const bfloat* a, int lda, const bfloat* b, int ldb, int rows = M) {
+  tile_product<M, N, K, true>(acc, a, lda, b, ldb, rows);
+}
+
+template <int M, int N, int K>
+__forceinline__ void tile_multiply(Tile<M, N>& acc, const bfloat* a, int lda, const bfloat* b, int ldb) {
+  tile_product<M, N, K, false>(acc, a, lda, b, ldb, M);
+}
+
+// A left operand in registers: words[i][k] is the mma operand of the i-th pair of fragments and 16 columns.
+template <int M, int K>
+struct TileOperand {
+  static_assert(K % 16 == 0, "an operand has a multiple of 16 columns");
+  uint words[(M + 15) / 16][K / 16][4];
+};
+
+template <int M, int K>
+__forceinline__ void load_operand(TileOperand<M, K>& operand, const bfloat* a, int lda) {
+  const bool aligned = (lda & 7) == 0 && (shared_address(a) & 15) == 0;
+#pragma unroll
+  for (int i = 0; i < (M + 15) / 16; ++i) {
+#pragma unroll
+    for (int k = 0; k < K / 16; ++k) {
+      if (16 * i + 8 < M) {
+        load_block<2, 2, false>(operand.words[i][k], a + 16 * i * lda + 16 * k, lda, aligned);
+      } else {
+        uint words[2];
+        load_block<1, 2, false>(words, a + 16 * i * lda + 16 * k, lda, aligned);
+        operand.words[i][k][0] = words[0];
+        operand.words[i][k][1] = 0u;
+        operand.words[i][k][2] = words[1];
+        operand.words[i][k][3] = 0u;
+      }
+    }
+  }
+}
+
+// A result fragment and an operand fragment hold the same elements in the same lanes.
+template <int M, int K>
+__forceinline__ void round_operand(TileOperand<M, K>& operand, const Tile<M, K>& tile) {
+#pragma unroll
+  for (int i = 0; i < (M + 15) / 16; ++i) {
+#pragma unroll
+    for (int k = 0; k < K / 16; ++k) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int row = 2 * i + j % 2;  // of fragments
+        const int element = 2 * (row * (K / 8) + 2 * k + j / 2);
+        operand.words[i][k][j] = 8 * row < M
+            ? uint(bfloat(tile.values[8 * row < M ? element : 0]).bits) |
+                uint(bfloat(tile.values[8 * row < M ? element + 1 : 0]).bits) << 16
+            : 0u;
+      }
+    }
+  }
+}
+
+template <bool B_ROWS, int M, int N, int K>
+__forceinline__ void operand_product(Tile<M, N>& acc, const TileOperand<M, K>& a, const bfloat* b, int ldb) {
+  constexpr int COLUMNS = N / 8;
+  static_assert(COLUMNS % 2 == 0, "a product with an operand in registers has a multiple of 16 columns");
+  const bool aligned = (ldb & 7) == 0 && (shared_address(b) & 15) == 0;
+#pragma unroll
+  for (int k = 0; k < K / 16; ++k) {
+#pragma unroll
+    for (int j = 0; j < COLUMNS; j += 2) {
+      uint words[4], right[2][2];
+      if (B_ROWS) {
+        load_block<2, 2, false>(words, b + 8 * j * ldb + 16 * k, ldb, aligned);
+        right[0][0] = words[0], right[0][1] = words[2], right[1][0] = words[1], right[1][1] = words[3];
+      } else {
+        load_block<2, 2, true>(words, b + 16 * k * ldb + 8 * j, ldb, aligned);
+        right[0][0] = words[0], right[0][1] = words[1], right[1][0] = words[2], right[1][1] = words[3];
+      }
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < (M + 15) / 16; ++i) {
+          float* upper = acc.values + 2 * (2 * i * COLUMNS + j + n);
+          float unused[2] = {0.0f, 0.0f};
+          float* lower = 16 * i + 8 < M ? upper + 2 * COLUMNS : unused;
+          multiply_16(upper[0], upper[1], lower[0], lower[1], a.words[i][k], right[n][0], right[n][1]);
+        }
+      }
+    }
   }
 }
 
 template <int M, int N, int K>
 __forceinline__ void tile_multiply_transposed(
-    Tile<M, N>& acc, const bfloat* a, int lda, const bfloat* b, int ldb) {
-  tile_product<M, N, K, true>(acc, a, lda, b, ldb);
+    Tile<M, N>& acc, const TileOperand<M, K>& a, const bfloat* b, int ldb) {
+  operand_product<true>(acc, a, b, ldb);
+}
+template <int M, int N, int K>
+__forceinline__ void tile_multiply(Tile<M, N>& acc, const TileOperand<M, K>& a, const bfloat* b, int ldb) {
+  operand_product<false>(acc, a, b, ldb);
 }
 
-template <int M, int N, int K>
-__forceinline__ void tile_multiply(Tile<M, N>& acc, const bfloat* a, int lda, const bfloat* b, int ldb) {
-  tile_product<M, N, K, false>(acc, a, lda, b, ldb);
+// metal/include/copy.h with cp.async.
+#define LILY_NATIVE_COPY
+__forceinline__ void begin_copy(uint4* to, const uint4* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :: "r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
+__forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+__forceinline__ void finish_groups() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
 
 }  // namespace lily

@@ -181,12 +181,36 @@ inline float codes_dot(const thread Codes<BITS>& codes, const thread float (&x)[
   return even + odd;
 }
 
+// Four bits of a word that stand at bit 12 (POSITION 12) or 16 of it, dequantised without a shift or a conversion: they
+// are mantissa bits of the float 1 + code / 2^(23 - POSITION). The rounding error is below 2^-12 of `scale`.
+template <int POSITION>
+inline float dequantize_in_place(uint word, float scale, float bias) {
+  constexpr float RANGE = float(1 << (23 - POSITION));
+  float value = as_type<float>(LILY_MASK_OR(word, 0xfu << POSITION, 0x3f800000u));
+  return metal::fma(value, scale * RANGE, bias - scale * RANGE);
+}
+
 // The 32 weights of a unit in float.
 template <int BITS>
 inline void dequantize_unit(const thread Codes<BITS>& codes, float scale, float bias, thread float (&values)[UNIT]) {
+  if (BITS == 4) {
 #pragma unroll
-  for (int i = 0; i < UNIT; ++i) {
-    values[i] = metal::fma(scale, code_at<BITS>(codes, i), bias);
+    for (int i = 0; i < BITS; ++i) {
+      uint word = codes.words[i];
+      values[8 * i] = dequantize_in_place<12>(word << 12, scale, bias);
+      values[8 * i + 1] = dequantize_in_place<12>(word << 8, scale, bias);
+      values[8 * i + 2] = dequantize_in_place<16>(word << 8, scale, bias);
+      values[8 * i + 3] = dequantize_in_place<12>(word, scale, bias);
+      values[8 * i + 4] = dequantize_in_place<16>(word, scale, bias);
+      values[8 * i + 5] = dequantize_in_place<12>(word >> 8, scale, bias);
+      values[8 * i + 6] = dequantize_in_place<16>(word >> 8, scale, bias);
+      values[8 * i + 7] = dequantize_in_place<12>(word >> 16, scale, bias);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < UNIT; ++i) {
+      values[i] = metal::fma(scale, code_at<BITS>(codes, i), bias);
+    }
   }
 }
 

@@ -36,29 +36,35 @@ struct Tile {
   }
 };
 
-// acc[M, N] += A[M, K] * B[N, K]^T, both in threadgroup memory with `lda` and `ldb` elements per row.
+// acc[M, N] += A[M, K] * B[N, K]^T, both in threadgroup memory with `lda` and `ldb` elements per row. Fragments of
+// which no row is below `rows` are left as they are; the whole simdgroup gives the same `rows`.
 template <int M, int N, int K>
 inline void tile_multiply_transposed(
-    thread Tile<M, N>& acc, const threadgroup bfloat* a, int lda, const threadgroup bfloat* b, int ldb) {
+    thread Tile<M, N>& acc, const threadgroup bfloat* a, int lda, const threadgroup bfloat* b, int ldb, int rows) {
   for (int k = 0; k < K; k += 8) {
-    simdgroup_matrix<bfloat, 8, 8> left[M / 8];
     simdgroup_matrix<bfloat, 8, 8> right[N / 8];
-#pragma unroll
-    for (int i = 0; i < M / 8; ++i) {
-      simdgroup_load(left[i], a + 8 * i * lda + k, lda);
-    }
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
       simdgroup_load(right[j], b + 8 * j * ldb + k, ldb, ulong2(0), true);
     }
 #pragma unroll
     for (int i = 0; i < M / 8; ++i) {
+      if (8 * i < rows) {
+        simdgroup_matrix<bfloat, 8, 8> left;
+        simdgroup_load(left, a + 8 * i * lda + k, lda);
 #pragma unroll
-      for (int j = 0; j < N / 8; ++j) {
-        simdgroup_multiply_accumulate(acc.fragments[i][j], left[i], right[j], acc.fragments[i][j]);
+        for (int j = 0; j < N / 8; ++j) {
+          simdgroup_multiply_accumulate(acc.fragments[i][j], left, right[j], acc.fragments[i][j]);
+        }
       }
     }
   }
+}
+
+template <int M, int N, int K>
+inline void tile_multiply_transposed(
+    thread Tile<M, N>& acc, const threadgroup bfloat* a, int lda, const threadgroup bfloat* b, int ldb) {
+  tile_multiply_transposed<M, N, K>(acc, a, lda, b, ldb, M);
 }
 
 // acc[M, N] += A[M, K] * B[K, N].
@@ -81,6 +87,76 @@ inline void tile_multiply(
 #pragma unroll
       for (int j = 0; j < N / 8; ++j) {
         simdgroup_multiply_accumulate(acc.fragments[i][j], left[i], right[j], acc.fragments[i][j]);
+      }
+    }
+  }
+}
+
+// ---- a left operand in registers ----------------------------------------------------------------------
+
+template <int M, int K>
+struct TileOperand {
+  simdgroup_matrix<bfloat, 8, 8> fragments[M / 8][K / 8];
+};
+
+// The operand [M, K] from threadgroup memory with `lda` elements per row.
+template <int M, int K>
+inline void load_operand(thread TileOperand<M, K>& operand, const threadgroup bfloat* a, int lda) {
+#pragma unroll
+  for (int i = 0; i < M / 8; ++i) {
+#pragma unroll
+    for (int k = 0; k < K / 8; ++k) {
+      simdgroup_load(operand.fragments[i][k], a + 8 * i * lda + 8 * k, lda);
+    }
+  }
+}
+
+// The operand of a tile's values, rounded to bfloat16. Fragments of both types hold an element in the same lane.
+template <int M, int K>
+inline void round_operand(thread TileOperand<M, K>& operand, thread Tile<M, K>& tile) {
+#pragma unroll
+  for (int i = 0; i < M / 8; ++i) {
+#pragma unroll
+    for (int k = 0; k < K / 8; ++k) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        operand.fragments[i][k].thread_elements()[j] = bfloat(tile.get(2 * (i * (K / 8) + k) + j));
+      }
+    }
+  }
+}
+
+// acc[M, N] += A[M, K] * B[N, K]^T.
+template <int M, int N, int K>
+inline void tile_multiply_transposed(
+    thread Tile<M, N>& acc, const thread TileOperand<M, K>& a, const threadgroup bfloat* b, int ldb) {
+#pragma unroll
+  for (int k = 0; k < K / 8; ++k) {
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+      simdgroup_matrix<bfloat, 8, 8> right;
+      simdgroup_load(right, b + 8 * j * ldb + 8 * k, ldb, ulong2(0), true);
+#pragma unroll
+      for (int i = 0; i < M / 8; ++i) {
+        simdgroup_multiply_accumulate(acc.fragments[i][j], a.fragments[i][k], right, acc.fragments[i][j]);
+      }
+    }
+  }
+}
+
+// acc[M, N] += A[M, K] * B[K, N].
+template <int M, int N, int K>
+inline void tile_multiply(
+    thread Tile<M, N>& acc, const thread TileOperand<M, K>& a, const threadgroup bfloat* b, int ldb) {
+#pragma unroll
+  for (int k = 0; k < K / 8; ++k) {
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+      simdgroup_matrix<bfloat, 8, 8> right;
+      simdgroup_load(right, b + 8 * k * ldb + 8 * j, ldb);
+#pragma unroll
+      for (int i = 0; i < M / 8; ++i) {
+        simdgroup_multiply_accumulate(acc.fragments[i][j], a.fragments[i][k], right, acc.fragments[i][j]);
       }
     }
   }

@@ -164,6 +164,20 @@ def test_plans_cover_every_shape():
             assert plan.lanes * 32 >= min(columns, 1024)
             assert plan.block * plan.blocks(rows) >= rows
             assert -(-columns // 32 // plan.lanes) % plan.ahead == 0
-    heights = [policy.matmul_plan(rows, 64).rows for rows in (1, 16, 17, 32, 33, 64, 65, 4096)]
-    assert heights == [16, 16, 32, 32, 64, 64, 64, 64]
-    assert policy.matmul_plan(5, 96).depth == 32
+
+
+@pytest.mark.parametrize("device", sorted(policy.DEVICES))
+def test_matmul_plans(device: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(policy, "device_policy", lambda: policy.DEVICES[device])
+    for rows in (1, 8, 16, 17, 32, 33, 64, 65, 127, 512, 4096):
+        for columns in (8, 257, 2048, 12352):
+            for depth in (32, 64, 96, 512, 2048, 4096):
+                plan = policy.matmul_plan(rows, columns, depth)
+                across, down = plan.threadgroups(rows, columns)
+                assert across * plan.columns >= columns
+                assert down * plan.rows >= rows
+                assert plan.rows < 2 * max(rows, 16)
+                assert depth % plan.depth == 0
+                m, n, k = plan.across
+                assert plan.rows % (8 * m) == plan.columns % (8 * n) == plan.depth % (8 * k) == 0
+                assert plan.threads <= 512

@@ -1,5 +1,5 @@
 // Causal attention of a block of query rows, with the sums of each simdgroup's rows in its registers.
-// Needs fragment.h and tile.h before it.
+// Needs fragment.h, tile.h and copy.h before it.
 //
 // The query heads of a KV head are packed with positions: row r of a chunk is head r % G of token r / G, so that a
 // key is read once for all of them.
@@ -12,10 +12,10 @@ struct KeyValueRows {
   int head;       // KV head
 };
 
-// tile[r] = row `first` + r. Rows from `end` on become 0: the cache is undefined there. A tile never holds rows of both
-// levels, because TAIL is a multiple of KEYS and so is the first row.
+// Begins to copy rows `first` + r to tile[r]. Rows from `end` on become 0: the cache is undefined there. A tile never
+// holds rows of both levels, because TAIL is a multiple of KEYS and so is the first row.
 template <int D, int TAIL, int KEYS, int STRIDE, int THREADS>
-inline void load_rows(
+inline void begin_rows(
     threadgroup bfloat* tile,
     const device bfloat* main,
     const device bfloat* tail,
@@ -29,11 +29,9 @@ inline void load_rows(
   for (int i = thread_index; i < KEYS * (D / 8); i += THREADS) {
     const int row = i / (D / 8);
     const int piece = i % (D / 8);
-    uint4 values = uint4(0u, 0u, 0u, 0u);
-    if (first + row < end) {
-      values = ((const device uint4*)(rows + row * D))[piece];
-    }
-    *(threadgroup uint4*)(tile + row * STRIDE + 8 * piece) = values;
+    begin_copy(
+        (threadgroup uint4*)(tile + row * STRIDE + 8 * piece), (const device uint4*)(rows + row * D) + piece,
+        first + row < end);
   }
 }
 
@@ -76,10 +74,41 @@ struct RowSums {
   }
 };
 
-// Adds keys `begin` to `end` - 1 to the sums of the simdgroup's rows `first_row` to `first_row` + M - 1; rows from
-// `row_count` on are padding. `queries` is the KV head's first query; `tile` is shared by the threadgroup, whose
-// threads must all call with the same `begin` and `end`; `scratch` is the simdgroup's own.
-template <int M, int D, int COLUMNS, int KEYS, int G, int HQ, int TAIL, int THREADS>
+// The queries of each simdgroup, SIMDGROUPS * M rows from `block_row` on, into its registers through `tile`, which
+// holds KEYS rows. Rows from `row_count` on become 0.
+template <int M, int D, int KEYS, int G, int HQ, int STRIDE, int SIMDGROUPS>
+inline void load_queries(
+    thread TileOperand<M, D>& own,
+    const device bfloat* queries,
+    int block_row,
+    int row_count,
+    threadgroup bfloat* tile,
+    int thread_index) {
+  for (int start = 0; start < SIMDGROUPS * M; start += KEYS) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int i = thread_index; i < KEYS * (D / 8); i += 32 * SIMDGROUPS) {
+      const int row = i / (D / 8);
+      const int packed = block_row + start + row;
+      uint4 piece = uint4(0u, 0u, 0u, 0u);
+      if (packed < row_count) {
+        piece = ((const device uint4*)(queries + (size_t(packed / G) * HQ + packed % G) * D))[i % (D / 8)];
+      }
+      *(threadgroup uint4*)(tile + row * STRIDE + i % (D / 8) * 8) = piece;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const int own_row = thread_index / 32 * M - start;
+    if (own_row >= 0 && own_row < KEYS) {
+      load_operand(own, tile + own_row * STRIDE, STRIDE);
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// Adds keys `begin` to `end` - 1, of which there is one, to the sums of the simdgroup's M rows among the rows from
+// `block_row` on; rows from `row_count` on are padding. `queries` is the KV head's first query. The threadgroup shares
+// `key_tile` and `value_tile`, KEYS rows each; all its threads call with the same arguments. The next keys are copied
+// while the values are multiplied, and the next values while the keys are.
+template <int M, int D, int COLUMNS, int KEYS, int G, int HQ, int TAIL, int SIMDGROUPS>
 inline void attend(
     thread RowSums<M, D, COLUMNS>& state,
     const device bfloat* queries,
@@ -89,17 +118,18 @@ inline void attend(
     const device bfloat* tail_values,
     KeyValueRows cache,
     int position,
-    int first_row,
+    int block_row,
     int row_count,
     int begin,
     int end,
     float scale,
-    threadgroup bfloat* tile,
-    threadgroup bfloat* scratch,
+    threadgroup bfloat* key_tile,
+    threadgroup bfloat* value_tile,
     int thread_index,
     uint lane) {
-  constexpr int TILE_STRIDE = D + 8; // 16 bytes more than a row, so that rows start in different banks
-  constexpr int SCRATCH_STRIDE = COLUMNS + 8;
+  constexpr int STRIDE = D + 8; // 16 bytes more than a row, so that rows start in different banks
+  constexpr int THREADS = 32 * SIMDGROUPS;
+  const int first_row = block_row + thread_index / 32 * M;
   int last_key[M / 8];
 #pragma unroll
   for (int g = 0; g < M / 8; ++g) {
@@ -111,30 +141,25 @@ inline void attend(
   for (int c = 0; c < D / COLUMNS; ++c) {
     state.sums[c].clear();
   }
-  for (int key = begin; key < end; key += KEYS) {
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    load_rows<D, TAIL, KEYS, TILE_STRIDE, THREADS>(tile, keys, tail_keys, cache, key, end, thread_index);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
+  TileOperand<M, D> own;
+  load_queries<M, D, KEYS, G, HQ, STRIDE, SIMDGROUPS>(own, queries, block_row, row_count, key_tile, thread_index);
 
+  begin_rows<D, TAIL, KEYS, STRIDE, THREADS>(key_tile, keys, tail_keys, cache, begin, end, thread_index);
+  end_group();
+  begin_rows<D, TAIL, KEYS, STRIDE, THREADS>(value_tile, values, tail_values, cache, begin, end, thread_index);
+  end_group();
+  for (int key = begin; key < end; key += KEYS) {
+    const int next = key + KEYS;
     Tile<M, KEYS> scores;
     scores.clear();
-    for (int c = 0; c < D / COLUMNS; ++c) {
-      for (int i = int(lane); i < M * (COLUMNS / 8); i += 32) {
-        const int row = i / (COLUMNS / 8);
-        const int column = c * COLUMNS + i % (COLUMNS / 8) * 8;
-        uint4 piece = uint4(0u, 0u, 0u, 0u);
-        if (first_row + row < row_count) {
-          const int token = (first_row + row) / G;
-          const int head = (first_row + row) % G;
-          piece = *(const device uint4*)(queries + (size_t(token) * HQ + head) * D + column);
-        }
-        *(threadgroup uint4*)(scratch + row * SCRATCH_STRIDE + i % (COLUMNS / 8) * 8) = piece;
-      }
-      simdgroup_barrier(mem_flags::mem_threadgroup);
-      tile_multiply_transposed<M, KEYS, COLUMNS>(
-          scores, scratch, SCRATCH_STRIDE, tile + c * COLUMNS, TILE_STRIDE);
-      simdgroup_barrier(mem_flags::mem_threadgroup);
+    finish_groups<1>();
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    tile_multiply_transposed(scores, own, key_tile, STRIDE);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (next < end) {
+      begin_rows<D, TAIL, KEYS, STRIDE, THREADS>(key_tile, keys, tail_keys, cache, next, end, thread_index);
     }
+    end_group();
 
     // Online softmax, base 2 with the scale folded in.
     float largest[M / 8];
@@ -164,10 +189,12 @@ inline void attend(
     for (int i = 0; i < M * KEYS / 32; ++i) {
       const int g = scores.row(i, 0u) / 8;
       const float score = scores.get(i);
-      const bfloat weight = bfloat(score == -INFINITY ? 0.0f : metal::exp2(score - largest[g]));
-      state.weights[g] += float(weight); // the rounded weights are what multiplies the values
-      scratch[scores.row(i, lane) * SCRATCH_STRIDE + scores.column(i, lane)] = weight;
+      const float weight = float(bfloat(score == -INFINITY ? 0.0f : metal::exp2(score - largest[g])));
+      state.weights[g] += weight; // the rounded weights are what multiplies the values
+      scores.set(i, weight);
     }
+    TileOperand<M, KEYS> weights;
+    round_operand(weights, scores);
     if (simd_any(changed)) {
 #pragma unroll
       for (int c = 0; c < D / COLUMNS; ++c) {
@@ -178,13 +205,17 @@ inline void attend(
       }
     }
 
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    load_rows<D, TAIL, KEYS, TILE_STRIDE, THREADS>(tile, values, tail_values, cache, key, end, thread_index);
+    finish_groups<1>();
     threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
     for (int c = 0; c < D / COLUMNS; ++c) {
-      tile_multiply<M, COLUMNS, KEYS>(state.sums[c], scratch, SCRATCH_STRIDE, tile + c * COLUMNS, TILE_STRIDE);
+      tile_multiply(state.sums[c], weights, value_tile + c * COLUMNS, STRIDE);
     }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (next < end) {
+      begin_rows<D, TAIL, KEYS, STRIDE, THREADS>(value_tile, values, tail_values, cache, next, end, thread_index);
+    }
+    end_group();
   }
 #pragma unroll
   for (int g = 0; g < M / 8; ++g) {

@@ -79,7 +79,7 @@ class PrefillPlan:
 
     simdgroup_rows: int
     simdgroups: int
-    keys: int = 32
+    keys: int = 16
     part_keys: int | None = None
 
     @property
@@ -111,7 +111,8 @@ def prefill_plan(rows: int, kv_heads: int, capacity: int, wide: bool) -> Prefill
         wide: matrix instructions work on 16 rows (NVIDIA) and not on 8 (Apple), where half as many sums in a lane's
             registers leave room for more simdgroups.
     """
-    plan = PrefillPlan(simdgroup_rows=16, simdgroups=4) if wide else PrefillPlan(simdgroup_rows=8, simdgroups=8)
+    height = 16 if wide else 8
+    plan = PrefillPlan(simdgroup_rows=height, simdgroups=4 if rows <= 4 * height else 8)
     parts = _PREFILL_THREADGROUPS // (plan.blocks(rows) * kv_heads)
     if parts < 2 or capacity < 2 * _SMALLEST_PART_KEYS:
         return plan

@@ -23,7 +23,12 @@ _PREPARE = Kernel(
     headers=("kernels/attention/head.h",),
 )
 _INPUTS = ("q", "keys", "values", "tail_keys", "tail_values", "position")
-_HEADERS = ("metal/include/fragment.h", "metal/include/tile.h", "kernels/attention/causal.h")
+_HEADERS = (
+    "metal/include/fragment.h",
+    "metal/include/tile.h",
+    "metal/include/copy.h",
+    "kernels/attention/causal.h",
+)
 _ATTENTION = Kernel(
     name="attention_prefill",
     inputs=(*_INPUTS, "proj"),

@@ -5,9 +5,8 @@
 // Grid: (KV heads, blocks of SIMDGROUPS * M query rows, parts of PART keys). A part that no row of the block sees
 // leaves stats (-inf, 0) and no partial. Moves 4 * D bytes per key and block.
 constexpr int THREADS = 32 * SIMDGROUPS;
-constexpr int SCRATCH = M * (COLUMNS + 8);
-threadgroup uint4 tile[KEYS * (D + 8) / 8];
-threadgroup uint4 scratch[SIMDGROUPS * M * (COLUMNS + 8) / 8];
+threadgroup uint4 key_tile[KEYS * (D + 8) / 8];
+threadgroup uint4 value_tile[KEYS * (D + 8) / 8];
 
 const uint lane = thread_index_in_simdgroup;
 const int simdgroup = int(simdgroup_index_in_threadgroup);
@@ -34,10 +33,10 @@ cache.tail_begin = (position[0] + tokens) / TAIL * TAIL;
 cache.capacity = keys_shape[1];
 cache.head = kv_head;
 RowSums<M, D, COLUMNS> state;
-attend<M, D, COLUMNS, KEYS, G, HQ, TAIL, THREADS>(
+attend<M, D, COLUMNS, KEYS, G, HQ, TAIL, SIMDGROUPS>(
     state, q + kv_head * G * D, keys, values, tail_keys, tail_values, cache, position[0],
-    first_row + simdgroup * M, row_count, begin, end, SCALE, (threadgroup bfloat*)tile,
-    (threadgroup bfloat*)scratch + simdgroup * SCRATCH, int(thread_index_in_threadgroup), lane);
+    first_row, row_count, begin, end, SCALE, (threadgroup bfloat*)key_tile,
+    (threadgroup bfloat*)value_tile, int(thread_index_in_threadgroup), lane);
 
 #pragma unroll
 for (int g = 0; g < M / 8; ++g) {

@@ -112,7 +112,7 @@ def _matmul(
             "N": rows,
             "BM": routing.tile_rows,
             "BN": _TILE_COLUMNS,
-            "BK": 64 if columns % 64 == 0 else 32,
+            "BK": 64 if columns % 64 == 0 and routing.tile_rows <= 64 else 32,  # within 32 KB of tiles
             "SIMD_ROWS": 2 if routing.tile_rows >= 32 else 1,
         },
         grid=(-(-rows // _TILE_COLUMNS) * 128, routing.blocks.shape[0], 1),

@@ -1,0 +1,168 @@
+"""`accelerate`: mlx_lm's model object, its calls computed by the kernels. `CallableModel`: ours, callable like it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from lily_mlx.model import Model, is_supported_family
+
+from .forward import forward, make_cache
+
+logger = logging.getLogger("lily_mlx")
+
+
+def accelerate(model: nn.Module) -> nn.Module:
+    """See `lily_mlx.accelerate`."""
+    if isinstance(model, (AcceleratedModel, CallableModel)):
+        return model
+    reason = _why_not(model)
+    if reason is None:
+        try:
+            return _accelerated(model)
+        except ValueError as error:
+            reason = str(error)
+    logger.warning("this model runs on mlx_lm's own path: %s", reason)
+    return model
+
+
+class AcceleratedModel(nn.Module):
+    """Mixed into the class of a model of mlx_lm; the rest of the class stays."""
+
+    lily_model: Model
+
+    def __call__(self, inputs: mx.array, cache: list[Any] | None = None, input_embeddings: Any = None) -> mx.array:
+        """Logits float32 [B, L, V] of tokens [B, L]; see `lily_mlx.accelerate.forward.forward`."""
+        if input_embeddings is not None:
+            raise ValueError(
+                "input_embeddings are not supported by an accelerated model; use the model that mlx_lm loaded"
+            )
+        if self.training:  # the kernels have no gradients
+            logits: mx.array = super().__call__(inputs, cache=cache)
+            return logits
+        return forward(self.lily_model, inputs, cache)
+
+    def make_cache(self) -> list[Any]:
+        """Empty caches, one for each layer, for any number of sequences."""
+        return make_cache(self.lily_model.config)
+
+    def update(self, parameters: Any, strict: bool = True) -> nn.Module:
+        """Raises ValueError: the kernels have their own arrangement of the weights."""
+        raise ValueError("an accelerated model cannot change its weights: change them first, then accelerate")
+
+    def shard(self, group: Any = None) -> None:
+        """Raises ValueError: the kernels run on one device."""
+        raise ValueError("an accelerated model runs on one device; shard the model that mlx_lm loaded")
+
+
+@dataclass(frozen=True, eq=False)
+class CallableModel(Model):
+    """A model of this package with the calls that mlx_lm makes."""
+
+    def __call__(self, inputs: mx.array, cache: list[Any] | None = None, input_embeddings: Any = None) -> mx.array:
+        """Logits float32 [B, L, V] of tokens [B, L]; see `lily_mlx.accelerate.forward.forward`."""
+        if input_embeddings is not None:
+            raise ValueError("input_embeddings are not supported by lily_mlx; use mlx_lm.load")
+        return forward(self, inputs, cache)
+
+    def make_cache(self) -> list[Any]:
+        """Empty caches, one for each layer, for any number of sequences."""
+        return make_cache(self.config)
+
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        """The weights of the layers."""
+        return self.weights.layers
+
+    @property
+    def model_type(self) -> str:
+        return self.config.model_type
+
+    @property
+    def args(self) -> SimpleNamespace:
+        """Names that tools of mlx_lm read."""
+        config = self.config
+        return SimpleNamespace(
+            model_type=config.model_type,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_hidden_layers=config.layers,
+            max_position_embeddings=config.max_positions,
+            tie_word_embeddings=config.tied,
+        )
+
+
+def lily_model_of(model: Any) -> Model | None:
+    """The model of this package behind a model object, if there is one."""
+    if isinstance(model, Model):
+        return model
+    return model.lily_model if isinstance(model, AcceleratedModel) else None
+
+
+def from_mlx_lm(model: nn.Module) -> Model:
+    """The weights of a model that mlx_lm loaded, for the kernels.
+
+    Raises:
+        ValueError: the kernels do not run it; the message says why.
+    """
+    reason = _why_not(model)
+    if reason is not None:
+        raise ValueError(reason)
+    return CallableModel.from_arrays(_settings(model), _arrays(model))
+
+
+def _accelerated(model: nn.Module) -> nn.Module:
+    base = type(model)
+    kind = type(f"Accelerated{base.__name__}", (AcceleratedModel, base), {"__module__": base.__module__})
+    lily_model = from_mlx_lm(model)
+    accelerated: nn.Module = kind.__new__(kind)
+    dict.update(accelerated, model)
+    accelerated.__dict__.update(model.__dict__)
+    accelerated.lily_model = lily_model
+    return accelerated
+
+
+def _why_not(model: nn.Module) -> str | None:
+    model_type = getattr(model, "model_type", None)
+    if not isinstance(model, nn.Module) or not is_supported_family({"model_type": model_type}):
+        return f"{type(model).__name__} of model_type {model_type!r} is of another family than Qwen3.5 and Qwen3.6 MoE"
+    if any(getattr(module, "sharding_group", None) is not None for module in model.modules()):
+        return "it is sharded over several devices"
+    if any(isinstance(module, nn.QQLinear) for module in model.modules()):
+        return "it quantises activations, which the kernels do not"
+    return None
+
+
+def _settings(model: Any) -> dict[str, Any]:
+    """What `config.json` says, from the arguments that mlx_lm made of it."""
+    settings: dict[str, Any] = {"model_type": model.model_type, "text_config": dict(model.args.text_config)}
+    quantised = [module for module in model.modules() if hasattr(module, "bits") and hasattr(module, "group_size")]
+    if quantised:
+        modes = {getattr(module, "mode", "affine") for module in quantised}
+        mode = "affine" if modes == {"affine"} else "+".join(sorted(modes))
+        settings["quantization"] = {"bits": quantised[0].bits, "group_size": quantised[0].group_size, "mode": mode}
+    return settings
+
+
+def _arrays(model: nn.Module) -> Mapping[str, mx.array]:
+    arrays = dict(tree_flatten(model.parameters()))
+    adapted = [(name, module) for name, module in model.named_modules() if hasattr(module, "fuse")]
+    for name, module in adapted:
+        prefix = f"{name}."
+        for key in [key for key in arrays if key.startswith(prefix)]:
+            del arrays[key]
+        arrays |= {prefix + key: array for key, array in tree_flatten(module.fuse().parameters())}
+    if adapted:
+        logger.warning(
+            "LoRA adapters of %d layers are fused into the weights, which rounds them to the weights' bits as "
+            "mlx_lm.fuse does",
+            len(adapted),
+        )
+    return arrays

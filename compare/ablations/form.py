@@ -23,25 +23,25 @@ Form = Callable[[], AbstractContextManager[None]]
 
 
 @contextlib.contextmanager
-def replaced(module: ModuleType, **functions: Callable[..., Any]) -> Iterator[None]:
-    """Puts other functions in the place of a module's while the block runs.
+def replaced(owner: ModuleType | type, **functions: Callable[..., Any]) -> Iterator[None]:
+    """Puts other functions in the place of a module's or a class's while the block runs.
 
     Raises:
-        LookupError: the module has no such function, so that replacing it would change nothing.
+        LookupError: the owner has no such function, so that replacing it would change nothing.
     """
-    missing = [name for name in functions if not hasattr(module, name)]
+    missing = [name for name in functions if not hasattr(owner, name)]
     if missing:
         raise LookupError(
-            f"{module.__name__} has no {', '.join(missing)}; the engine has changed, so this ablation must be rewritten"
+            f"{owner.__name__} has no {', '.join(missing)}; the engine has changed, so this ablation must be rewritten"
         )
-    before = {name: getattr(module, name) for name in functions}
+    before = {name: getattr(owner, name) for name in functions}
     for name, function in functions.items():
-        setattr(module, name, function)
+        setattr(owner, name, function)
     try:
         yield
     finally:
         for name, function in before.items():
-            setattr(module, name, function)
+            setattr(owner, name, function)
 
 
 class FormArm(LilyArm):

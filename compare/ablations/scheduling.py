@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -13,9 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from lily_mlx.kernels.moe import Routing, route
-from lily_mlx.metal import backend
-from lily_mlx.metal.launch import Launch
-from lily_mlx.metal.source import KernelText
+from lily_mlx.metal import Kernel, current_backend
 from lily_mlx.model import decode_step, model, prefill
 
 from .form import FormArm, replaced
@@ -50,19 +48,14 @@ def serial_launches() -> Iterator[None]:
     MLX tracks dependencies by arrays, so the argument orders the launches although no kernel reads it. On the `cpu`
     backend launches run one after another anyway.
     """
-    launcher = backend.launcher
+    call = Kernel.__call__
     last: list[mx.array] = []
 
-    def chained(name: str) -> Callable[[Launch], list[mx.array]]:
-        launch = launcher(name)
-
-        def after_last(task: Launch) -> list[mx.array]:
-            if last:
-                task = replace(task, text=_with_previous(task.text), inputs=[*task.inputs, last[0]])
-            last[:] = launch(task)
-            return list(last)
-
-        return launch if name == "cpu" else after_last
+    def after_last(kernel: Kernel, inputs: Sequence[mx.array], **options: Any) -> list[mx.array]:
+        if last and current_backend() != "cpu":
+            kernel, inputs = _with_previous(kernel), [*inputs, last[0]]
+        last[:] = call(kernel, inputs, **options)
+        return list(last)
 
     def step(*arguments: Any, **options: Any) -> Any:
         last.clear()  # a trace must not reach into another one
@@ -70,13 +63,17 @@ def serial_launches() -> Iterator[None]:
         last.clear()
         return output
 
-    with replaced(backend, launcher=chained), replaced(model, decode_step=step):
+    with replaced(Kernel, __call__=after_last), replaced(model, decode_step=step):
         yield
 
 
 @functools.cache
-def _with_previous(text: KernelText) -> KernelText:
-    return replace(text, inputs=(*text.inputs, "previous_launch"))
+def _with_previous(kernel: Kernel) -> Kernel:
+    """The same kernel with one more input, which it does not read."""
+    text = kernel.text
+    return Kernel.from_source(
+        kernel.name, (*kernel.inputs, "previous_launch"), kernel.outputs, text.body, text.header, kernel.max_threads
+    )
 
 
 class HostTokenArm(FormArm):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -26,6 +26,8 @@ def generate_tokens(
     logits_processors: Sequence[LogitsProcessor] | None = None,
     chunk_size: int = DEFAULT_CHUNK_SIZE,
     progress: Progress | None = None,
+    start: SequenceState | None = None,
+    keep: Callable[[SequenceState], object] | None = None,
 ) -> Iterator[tuple[int, mx.array]]:
     """Generates token ids and the logits that each was chosen from (float32 [1, V], on the device).
 
@@ -40,6 +42,9 @@ def generate_tokens(
         sampler, logits_processors: see `HostChooser`.
         chunk_size: tokens of the prompt that go through the layers at once.
         progress: called with (tokens fed, all tokens), the last time when the first token is there.
+        start: the sequence that the prompt continues; None for an empty one.
+        keep: called once with the state that holds the prompt and every token that came out, when the generation
+            ends, is closed or fails. A last token at the end of the context has no place in it.
 
     Raises:
         ValueError: see `Engine.prefill`.
@@ -47,28 +52,46 @@ def generate_tokens(
     chooser = None
     if sampler is not None or logits_processors:
         chooser = HostChooser(sampler, logits_processors or (), mx.array(prompt, mx.uint32))
-    state = engine.prefill(engine.empty(), prompt, sampling, chunk_size, progress)
-    state = _choose(state, chooser)
-    limit = engine.token_limit(state.length, max_tokens)
-    for count in range(limit):
-        ahead: SequenceState | Exception | None = None
-        if engine.looks_ahead and count + 1 < limit:
-            ahead = _submit(engine, state, sampling, chooser)
-        assert state.token is not None
-        assert state.logits is not None
-        token = int(state.token.item())
-        if count == 0 and progress is not None:
-            progress(len(prompt), len(prompt))
-        yield token, state.logits
-        if count + 1 == limit:
-            return
-        if count % _CLEAR_EVERY == 0:
-            mx.clear_cache()
-        if ahead is None:
-            ahead = _submit(engine, state, sampling, chooser)
-        if isinstance(ahead, Exception):
-            raise ahead
-        state = ahead
+    state = start if start is not None else engine.empty()
+    ahead: SequenceState | Exception | None = None
+    came_out = False  # whether the caller has the state's token
+    try:
+        state = _choose(engine.prefill(state, prompt, sampling, chunk_size, progress), chooser)
+        limit = engine.token_limit(state.length, max_tokens)
+        for count in range(max(limit, 1)):
+            if engine.looks_ahead and count + 1 < limit:
+                ahead = _submit(engine, state, sampling, chooser)
+            assert state.token is not None
+            assert state.logits is not None
+            token = int(state.token.item())
+            if count == 0 and progress is not None:
+                progress(len(prompt), len(prompt))
+            if count < limit:
+                came_out = True
+                yield token, state.logits
+            if count + 1 >= limit:
+                return
+            if count % _CLEAR_EVERY == 0:
+                mx.clear_cache()
+            if ahead is None:
+                ahead = _submit(engine, state, sampling, chooser)
+            if isinstance(ahead, Exception):
+                raise ahead
+            state, ahead, came_out = ahead, None, False
+    finally:
+        if keep is not None:
+            keep(_fed(engine, state, ahead, sampling) if came_out else state)
+
+
+def _fed(
+    engine: Engine, state: SequenceState, ahead: SequenceState | Exception | None, sampling: Sampling
+) -> SequenceState:
+    """The state after its own token has been fed too, where that is possible."""
+    if isinstance(ahead, SequenceState):
+        return ahead
+    if isinstance(ahead, Exception) or state.length >= engine.model.config.max_positions:
+        return state
+    return engine.step(state, sampling)
 
 
 def _submit(

@@ -35,3 +35,8 @@ inline float gumbel(uint bits) {
   }
   return -metal::precise::log(exponential);
 }
+
+// Uniform in [0, 1) with steps of 2^-24.
+inline float uniform_below_one(uint bits) {
+  return float(bits >> 8) / 16777216.0f;
+}

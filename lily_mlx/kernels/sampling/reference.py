@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from lily_mlx.kernels.linear import QuantizedWeight
 from lily_mlx.kernels.linear.reference import norm_project
+
+from .settings import Settings
 
 
 def philox(key: tuple[int, int], counter: np.ndarray) -> np.ndarray:
@@ -31,6 +35,12 @@ def philox(key: tuple[int, int], counter: np.ndarray) -> np.ndarray:
             p0 & mask,
         )
     return np.stack([c0, c1, c2, c3]).astype(np.uint32)
+
+
+def coin(seed: int, position: int) -> float:
+    """The uniform number in [0, 1) that decides whether XTC drops tokens at one position."""
+    counter = np.array([0, position, 0, 0], np.uint32)
+    return float(philox((seed, 1), counter)[0] >> np.uint32(8)) / 2.0**24
 
 
 def noise(seed: int, position: int, tokens: int) -> np.ndarray:
@@ -64,3 +74,97 @@ def select(best_value: np.ndarray, best_index: np.ndarray, position: np.ndarray)
     """The index of the largest value, the lowest of equals, and position + 1."""
     values = np.where(np.isnan(best_value), -np.inf, best_value)
     return best_index[values == values.max()].min(keepdims=True), position + 1
+
+
+def remember(recent: np.ndarray, tokens: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """`recent` after `tokens` have been fed, the last one at `position`: position p is remembered in slot p % R."""
+    after = recent.copy()
+    first = int(position[0]) - len(tokens) + 1
+    for index, token in enumerate(tokens):
+        after[(first + index) % len(recent)] = token
+    return after
+
+
+def adjust(
+    logits: np.ndarray,
+    tokens: np.ndarray,
+    position: np.ndarray,
+    recent: np.ndarray,
+    bias_ids: np.ndarray,
+    bias_values: np.ndarray,
+    settings: Settings,
+    seed: np.ndarray,
+    filtered: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Adjusted logits [1, V], `recent` with `tokens`, and every token as a part of its own, see the wrapper."""
+    vocabulary = logits.shape[1]
+    after = remember(recent, tokens, position)
+    # The tokens in the order in which they were fed, without empty slots.
+    order = [after[p % len(recent)] for p in range(int(position[0]) - len(recent) + 1, int(position[0]) + 1)]
+    history = np.array([token for token in order if token < vocabulary], np.int64)
+    adjusted = logits[0].astype(np.float64)
+    used = bias_ids < vocabulary
+    adjusted[bias_ids[used]] += bias_values[used]
+    repetition, presence, frequency = (history[len(history) - size :] if size else [] for size in settings.contexts)
+    repeated = np.unique(np.array(repetition, np.int64))
+    penalty = settings.repetition_penalty
+    adjusted[repeated] = np.where(adjusted[repeated] < 0, adjusted[repeated] * penalty, adjusted[repeated] / penalty)
+    adjusted[np.unique(np.array(presence, np.int64))] -= settings.presence_penalty
+    for token in frequency:
+        adjusted[token] -= settings.frequency_penalty
+    values = adjusted
+    if settings.draws and not filtered:
+        values = adjusted / settings.temperature + noise(int(seed[0]), int(position[0]), vocabulary)
+    ids = np.arange(vocabulary, dtype=np.uint32)
+    return adjusted[None], after, values, ids, np.ones(vocabulary)
+
+
+def kept(logits: np.ndarray, settings: Settings, excluding: bool = False, special_tokens: Iterable[int] = ()) -> np.ndarray:
+    """Which tokens the filters keep, bool [V], for logits [V]; `excluding`: whether XTC drops tokens this time.
+
+    Equal logits: top-p and min-p keep or drop all of them, numbers of tokens count the lower ids first.
+    """
+    values = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
+    order = np.lexsort((np.arange(values.size), -values))  # by logit, largest first, then by id
+    weights = np.exp(values - values.max(), where=values < values.max(), out=np.ones(values.size))
+    keep = np.ones(values.size, bool)
+    if 0 < settings.top_p < 1:
+        larger = np.concatenate([[0.0], np.cumsum(weights[order])[:-1]])
+        dropped = order[larger >= settings.top_p * weights.sum()]
+        if dropped.size:  # an equal of a kept token is kept
+            least = values[np.setdiff1d(order, dropped)].min()
+            keep &= values >= least
+    if settings.min_p > 0:
+        likely = values >= values.max() + np.log(settings.min_p)
+        likely[order[: settings.min_tokens_to_keep]] = True
+        keep &= likely
+    if excluding:
+        probabilities = np.where(keep, weights, 0) / weights[keep].sum()
+        above = probabilities > settings.xtc_threshold
+        if above.any():
+            drop = probabilities > probabilities[above].min()
+            drop[[token for token in special_tokens if token < values.size]] = False
+            keep &= ~drop
+    if settings.top_k > 0:
+        kept_order = order[keep[order]]
+        keep[kept_order[settings.top_k :]] = False
+    return keep
+
+
+def draw(
+    logits: np.ndarray,
+    largest: np.ndarray,
+    total: np.ndarray,
+    special_tokens: np.ndarray,
+    settings: Settings,
+    seed: np.ndarray,
+    position: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The drawn token [1], position + 1, and which tokens were kept, bool [V]."""
+    excluding = settings.xtc_probability > 0 and coin(int(seed[0]), int(position[0])) <= settings.xtc_probability
+    keep = kept(logits[0], settings, excluding, special_tokens)
+    values = np.where(np.isnan(logits[0]), -np.inf, logits[0].astype(np.float64)) / settings.temperature
+    values = values + noise(int(seed[0]), int(position[0]), values.size)
+    values = np.where(keep, values, -np.inf)
+    candidates = np.flatnonzero(keep & (values == values.max()))
+    return candidates[:1].astype(np.uint32), position + 1, keep

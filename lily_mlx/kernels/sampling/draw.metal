@@ -1,0 +1,184 @@
+// One draw from softmax(logits / temperature) over the tokens that the filters keep. Tokens in the order of their
+// logits, the lower id first among equals; p = softmax(logits):
+//   top-p keeps a token while the sum of p over the larger logits is below top_p;
+//   min-p keeps logits >= largest + log(min_p), and the first min_tokens_to_keep whatever their logits;
+//   XTC, with its probability, drops all tokens of p (over those kept so far) above its threshold but the least
+//   of them and the special ones;
+//   top-k keeps the first top_k of the rest.
+// So what is kept is a beginning of the order: a lowest logit, and a last id among its equals.
+//
+// Grid: one threadgroup of 32 * SIMDGROUPS threads. The parts' largest logits and totals bound the lowest kept logit
+// from below. Each thread lists the tokens above the bound in its share of the parts, and skips parts without any;
+// the lists are then searched by bisection. Bytes: the logits of the parts that are not skipped, and the lists.
+constexpr uint THREADS = 32u * uint(SIMDGROUPS);
+constexpr int PER_LANE = SLICE / 32;
+threadgroup uint counts[SIMDGROUPS];
+threadgroup float masses[SIMDGROUPS];
+threadgroup uint group_indices[SIMDGROUPS];
+const uint lane = thread_index_in_simdgroup;
+const uint simd_group = simdgroup_index_in_threadgroup;
+const uint thread_id = thread_index_in_threadgroup;
+const uint vocabulary = uint(logits_shape[1]);
+const uint parts = uint(largest_shape[0]);
+const uint step = uint(position[0]);
+const float inverse_temperature = 1.0f / settings[TEMPERATURE];
+const float top_p = settings[TOP_P];
+const uint top_k = uint(settings[TOP_K]);
+const float xtc_probability = settings[XTC_PROBABILITY];
+const float xtc_threshold = settings[XTC_THRESHOLD];
+// mlx_lm keeps the logits where its random number is above the probability.
+const bool excluding = xtc_probability > 0.0f && uniform_below_one(philox(seed[0], 1u, 0u, step)) <= xtc_probability;
+
+float own_best = -INFINITY;
+for (uint i = thread_id; i < parts; i += THREADS) {
+  own_best = metal::max(own_best, largest[i]);
+}
+own_best = simd_max(own_best);
+if (lane == 0u) {
+  masses[simd_group] = own_best;
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+float best = masses[0];
+for (int i = 1; i < SIMDGROUPS; ++i) {
+  best = metal::max(best, masses[i]);
+}
+float own_mass = 0.0f;
+for (uint i = thread_id; i < parts; i += THREADS) {
+  own_mass += total[i] * relative_weight(largest[i], best);
+}
+const float all = threadgroup_tally<SIMDGROUPS>(0u, own_mass, counts, masses, simd_group, lane).mass;
+const uint best_key = logit_key(best);
+Limits limits;
+limits.mass = top_p * all;
+limits.most = top_k;
+limits.floor = logit_key(best + settings[LOG_MIN_P]);
+limits.least = uint(settings[MIN_TOKENS_TO_KEEP]);
+
+// A key that no kept token is below: from the parts it is known that at most `below` of the mass is at or below a
+// key, and that at least `count` tokens are above it. XTC takes away at most 1 / threshold tokens before top-k.
+uint bound_most = top_k;
+if (excluding) {
+  bound_most = top_k + (xtc_threshold > 1e-6f ? uint(1.0f / xtc_threshold) + 1u : vocabulary);
+}
+uint low = metal::min(logit_key(-INFINITY) + 1u, best_key);
+uint high = best_key;
+while (low < high) {
+  const uint middle = low + (high - low) / 2u;
+  const float most_mass = float(SLICE) * relative_weight(key_logit(middle), best);
+  uint count = 0u;
+  float below = 0.0f;
+  for (uint i = thread_id; i < parts; i += THREADS) {
+    count += logit_key(largest[i]) > middle ? 1u : 0u;
+    below += metal::min(total[i] * relative_weight(largest[i], best), most_mass);
+  }
+  const Tally tally = threadgroup_tally<SIMDGROUPS>(count, below, counts, masses, simd_group, lane);
+  const bool dropped = tally.mass < (1.0f - top_p) * all || tally.count >= bound_most ||
+      (middle < limits.floor && tally.count >= limits.least);
+  if (dropped) {
+    low = middle + 1u;
+  } else {
+    high = middle;
+  }
+}
+
+uint mine = 0u;
+for (uint part = simd_group; part < parts; part += uint(SIMDGROUPS)) {
+  if (logit_key(largest[part]) >= low) {
+    float values[PER_LANE];
+#pragma unroll
+    for (int i = 0; i < PER_LANE; ++i) { // all loads at once
+      const uint id = part * uint(SLICE) + uint(i) * 32u + lane;
+      values[i] = logits[metal::min(id, vocabulary - 1u)];
+    }
+#pragma unroll
+    for (int i = 0; i < PER_LANE; ++i) {
+      const uint id = part * uint(SLICE) + uint(i) * 32u + lane;
+      const uint key = logit_key(values[i]);
+      if (id < vocabulary && key >= low) {
+        const uint at = mine * THREADS + thread_id;
+        keys[at] = key;
+        ids[at] = id;
+        weights[at] = relative_weight(key_logit(key), best);
+        mine += 1u;
+      }
+    }
+  }
+}
+
+uint highest = 0xffffffffu;
+if (excluding) {
+  limits.most = 0xffffffffu;
+  const uint lowest =
+      lowest_kept<SIMDGROUPS>(limits, keys, weights, mine, low, best_key, thread_id, counts, masses, simd_group, lane);
+  const uint last = last_kept<SIMDGROUPS>(
+      limits, keys, weights, ids, mine, lowest, vocabulary, thread_id, counts, masses, simd_group, lane);
+  float kept = 0.0f;
+  for (uint i = 0u; i < mine; ++i) {
+    const uint at = i * THREADS + thread_id;
+    const bool dropped = keys[at] < lowest || (keys[at] == lowest && ids[at] > last);
+    keys[at] = dropped ? 0u : keys[at];
+    kept += dropped ? 0.0f : weights[at];
+  }
+  const float likely =
+      xtc_threshold * threadgroup_tally<SIMDGROUPS>(0u, kept, counts, masses, simd_group, lane).mass;
+  // The least of the likely tokens.
+  for (uint i = 0u; i < mine; ++i) {
+    const uint at = i * THREADS + thread_id;
+    highest = keys[at] != 0u && weights[at] > likely ? metal::min(highest, keys[at]) : highest;
+  }
+  highest = simd_min(highest);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (lane == 0u) {
+    counts[simd_group] = highest;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (int i = 0; i < SIMDGROUPS; ++i) {
+    highest = metal::min(highest, counts[i]);
+  }
+  for (uint i = 0u; i < mine; ++i) {
+    const uint at = i * THREADS + thread_id;
+    if (keys[at] > highest) {
+      bool special = false;
+      for (uint j = 0u; j < uint(special_tokens_shape[0]); ++j) {
+        special = special || special_tokens[j] == ids[at];
+      }
+      keys[at] = special ? keys[at] : 0u;
+    }
+  }
+  // What is left is limited by its number only.
+  limits.mass = INFINITY;
+  limits.most = top_k;
+  limits.floor = 0u;
+  low = lowest;
+}
+const uint lowest =
+    lowest_kept<SIMDGROUPS>(limits, keys, weights, mine, low, best_key, thread_id, counts, masses, simd_group, lane);
+const uint last = last_kept<SIMDGROUPS>(
+    limits, keys, weights, ids, mine, lowest, vocabulary, thread_id, counts, masses, simd_group, lane);
+
+float chosen = -INFINITY;
+uint chosen_token = 0xffffffffu;
+for (uint i = 0u; i < mine; ++i) {
+  const uint at = i * THREADS + thread_id;
+  if (keys[at] > lowest || (keys[at] == lowest && ids[at] <= last)) {
+    const float value = key_logit(keys[at]) * inverse_temperature + gumbel(philox(seed[0], 0u, ids[at], step));
+    take_better(chosen, chosen_token, value, ids[at]);
+  }
+}
+simd_best(chosen, chosen_token);
+threadgroup_barrier(mem_flags::mem_threadgroup);
+if (lane == 0u) {
+  masses[simd_group] = chosen;
+  group_indices[simd_group] = chosen_token;
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+if (thread_id == 0u) {
+  for (int i = 1; i < SIMDGROUPS; ++i) {
+    take_better(chosen, chosen_token, masses[i], group_indices[i]);
+  }
+  token[0] = chosen_token;
+  next_position[0] = position[0] + 1;
+  lowest_logit[0] = key_logit(lowest);
+  last_token[0] = last;
+  highest_logit[0] = highest == 0xffffffffu ? INFINITY : key_logit(highest);
+}

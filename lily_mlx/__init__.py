@@ -2,12 +2,21 @@
 
 import warnings
 
-from .api import load
+from .accelerate import accelerate
+from .api import batch_generate, generate_step, load
 from .generate import generate, stream_generate
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["__version__", "generate", "load", "stream_generate"]
+__all__ = [
+    "__version__",
+    "accelerate",
+    "batch_generate",
+    "generate",
+    "generate_step",
+    "load",
+    "stream_generate",
+]
 
 # `python -m lily_mlx.generate` runs a module that is imported above, which does no harm: both only define names.
 warnings.filterwarnings("ignore", r"'lily_mlx\.generate' found in sys\.modules", RuntimeWarning)

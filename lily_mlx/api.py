@@ -1,110 +1,51 @@
-"""The Python interface: `load`, `generate` and `stream_generate` with mlx_lm's signatures."""
+"""The Python interface: `generate`, `stream_generate`, `batch_generate` and `generate_step` with mlx_lm's signatures."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
 
-from lily_mlx.engine import DEFAULT_CHUNK_SIZE, Engine, generate_tokens, log_probabilities, make_sampling
+from lily_mlx.engine import DEFAULT_CHUNK_SIZE, Engine, SequenceState, generate_tokens, log_probabilities, make_sampling
 from lily_mlx.engine.sampling import LogitsProcessor, Sampler
-from lily_mlx.model import Model, read_config
-from lily_mlx.model.config import require_supported_family
+from lily_mlx.model import Model, Sampling
+
+from .detokenizer import make_detokenizer
+from .loading import find_model, load
 
 # mlx_lm takes seconds to import, so it is imported where it is used.
 if TYPE_CHECKING:
-    from mlx_lm.generate import GenerationResponse
+    from mlx_lm.generate import BatchResponse, GenerationResponse
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 DEFAULT_MAX_TOKENS = 256
 
-# Keywords of mlx_lm's generate_step that this version does not act on, with the value that asks for nothing.
-_NOT_SUPPORTED: dict[str, Any] = {
-    "draft_model": None,
-    "stream": None,
-    "max_kv_size": None,
-    "prompt_cache": None,
-    "kv_bits": None,
-    "input_embeddings": None,
+# Keywords of mlx_lm's generate_step that the kernels cannot act on, and why.
+REFUSED: dict[str, str] = {
+    "draft_model": "speculative decoding rewinds the cache, and a Gated DeltaNet state cannot go back (mlx_lm refuses "
+    "this family too); leave it out",
+    "max_kv_size": "attention layers of this family keep every token (mlx_lm ignores the value); leave it out",
+    "kv_bits": "the attention kernels read bfloat16 keys and values; leave it out, or load the model with mlx_lm.load",
+    "input_embeddings": "the kernels take token ids; load the model with mlx_lm.load",
 }
-# Keywords that mean nothing without one of those above or a draft model.
+# Keywords that mean nothing without one of those above.
 _WITHOUT_EFFECT = ("kv_group_size", "quantized_kv_start", "num_draft_tokens")
 
+Item = TypeVar("Item")
 
-def load(
-    path_or_hf_repo: str | Path,
-    tokenizer_config: dict[str, Any] | None = None,
-    model_config: dict[str, Any] | None = None,
-    adapter_path: str | None = None,
-    lazy: bool = False,
-    return_config: bool = False,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-) -> Any:
-    """Loads a model and its tokenizer.
-
-    Args:
-        path_or_hf_repo: a directory in MLX format, or a Hugging Face repository, which mlx_lm downloads.
-        tokenizer_config: keywords for the tokenizer.
-        model_config, adapter_path, lazy: not supported; they must keep their defaults.
-        return_config: return the contents of `config.json` as well.
-        revision: branch, tag or commit of the repository.
-        trust_remote_code: accepted; no model of this family has code of its own.
-
-    Returns:
-        (model, tokenizer) or (model, tokenizer, config). The tokenizer is mlx_lm's `TokenizerWrapper`.
-
-    Raises:
-        FileNotFoundError: the directory or a file in it is missing.
-        ValueError: the model is of another family, corrupt or not supported, or an argument is not supported.
-    """
-    del trust_remote_code
-    for name, value in (("model_config", model_config), ("adapter_path", adapter_path), ("lazy", lazy)):
-        if value:
-            raise ValueError(f"load({name}={value!r}) is not supported by lily_mlx yet; use mlx_lm.load")
-    directory = find_model(path_or_hf_repo, revision)
-    config = read_config(directory)
-    require_supported_family(config)
-
-    from mlx_lm.utils import load_tokenizer
-
-    model = Model.load(directory)
-    tokenizer = load_tokenizer(directory, tokenizer_config, eos_token_ids=config.get("eos_token_id"))
-    return (model, tokenizer, config) if return_config else (model, tokenizer)
-
-
-def find_model(path_or_hf_repo: str | Path, revision: str | None = None) -> Path:
-    """The local directory of a model; a Hugging Face repository is downloaded if need be.
-
-    Raises:
-        FileNotFoundError: there is no such directory, and it is no name of a repository.
-    """
-    path = Path(path_or_hf_repo).expanduser()
-    if path.is_dir():
-        return path
-    name = str(path_or_hf_repo)
-    if path.exists():
-        raise FileNotFoundError(f"{name!r} is a file: give the model's directory")
-    if name.startswith((".", "/", "~")) or name.count("/") != 1 or "\\" in name or " " in name:
-        raise FileNotFoundError(f"{name!r} does not exist, and it is not a Hugging Face name like 'owner/model'")
-
-    from mlx_lm.utils import _download
-
-    try:
-        return Path(_download(name, revision=revision))
-    except Exception as error:
-        raise FileNotFoundError(f"{name!r} is no local directory, and its download failed: {error}") from error
+__all__ = ["batch_generate", "find_model", "generate", "generate_step", "load", "stream_generate"]
 
 
 def stream_generate(
-    model: Model,
+    model: Any,
     tokenizer: TokenizerWrapper,
     prompt: str | Sequence[int] | mx.array,
     max_tokens: int = DEFAULT_MAX_TOKENS,
-    draft_model: None = None,
+    draft_model: Any = None,
+    stream: Any = None,
     *,
     temp: float = 0.0,
     seed: int | None = None,
@@ -112,15 +53,18 @@ def stream_generate(
     logits_processors: Sequence[LogitsProcessor] | None = None,
     prefill_step_size: int = DEFAULT_CHUNK_SIZE,
     prompt_progress_callback: Callable[[int, int], None] | None = None,
+    prompt_cache: list[Any] | None = None,
     **options: Any,
 ) -> Iterator[GenerationResponse]:
     """Generates text piece by piece.
 
     Args:
-        model, tokenizer: from `load`.
+        model, tokenizer: from `load`, or from `mlx_lm.load` and `accelerate`. A model of another family goes to
+            mlx_lm's function.
         prompt: text, which is encoded as it is, or token ids.
         max_tokens: tokens to generate; -1 for as many as the context holds.
-        draft_model: not supported; must be None.
+        draft_model: not supported for this family; must be None.
+        stream: the MLX stream that the work goes to; None for the default one.
         temp: 0 for the most likely token, else the temperature of sampling inside the step's kernels.
         seed: of that sampling; None draws one from `mx.random`.
         sampler: a function from log-probabilities [1, V] to tokens [1], as mlx_lm's `make_sampler` gives. It
@@ -128,6 +72,8 @@ def stream_generate(
         logits_processors: functions from (tokens so far, logits [1, V]) to logits.
         prefill_step_size: tokens of the prompt that go through the layers at once.
         prompt_progress_callback: called with (tokens processed, tokens of the prompt).
+        prompt_cache: from mlx_lm's `make_prompt_cache` or `load_prompt_cache`; the prompt continues its tokens. It is
+            changed in place and holds the prompt and every token that came out, however the generation ends.
         options: other keywords of mlx_lm; they must keep their defaults.
 
     Yields:
@@ -141,7 +87,6 @@ def stream_generate(
     from mlx_lm.generate import GenerationResponse, wired_limit
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    _refuse(draft_model=draft_model, **options)
     if max_tokens == 0 or max_tokens < -1:
         raise ValueError(f"max_tokens is {max_tokens}: give a positive number, or -1 for no limit")
     if (sampler is not None or logits_processors) and (temp != 0 or seed is not None):
@@ -152,21 +97,43 @@ def stream_generate(
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
     tokens = encode(tokenizer, prompt)
-    engine = Engine(model)
-    engine.check_tokens(tokens)
-    limit = engine.token_limit(len(tokens), max_tokens)
-    steps = generate_tokens(
-        engine,
+    ours = _model_of(model)
+    if ours is None:
+        yield from _mlx_lm_stream_generate(
+            model,
+            tokenizer,
+            mx.array(tokens, mx.uint32),
+            temp,
+            seed,
+            sampler,
+            max_tokens=max_tokens,
+            draft_model=draft_model,
+            logits_processors=logits_processors,
+            prefill_step_size=prefill_step_size,
+            prompt_progress_callback=prompt_progress_callback,
+            prompt_cache=prompt_cache,
+            **({} if stream is None else {"stream": stream}),
+            **options,
+        )
+        return
+    _refuse("stream_generate", draft_model=draft_model, **options)
+    start = _start(ours, tokens, prompt_cache)
+    limit = Engine(ours).token_limit(start.length + len(tokens), max_tokens)
+    steps = _steps(
+        ours,
         tokens,
         make_sampling(temp, seed),
+        stream,
+        start,
+        prompt_cache,
         max_tokens=limit,
         sampler=sampler,
         logits_processors=logits_processors,
         chunk_size=prefill_step_size,
         progress=prompt_progress_callback,
     )
-    with wired_limit(model.arrays):
-        detokenizer = tokenizer.detokenizer
+    with wired_limit(ours.arrays), contextlib.closing(steps):
+        detokenizer = make_detokenizer(tokenizer)
         start = time.perf_counter()
         prompt_tps = 0.0
         for count, (token, logits) in enumerate(steps, start=1):
@@ -198,8 +165,116 @@ def stream_generate(
                 return
 
 
+def generate_step(
+    prompt: mx.array,
+    model: Any,
+    stream: Any = None,
+    *,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
+    sampler: Sampler | None = None,
+    logits_processors: Sequence[LogitsProcessor] | None = None,
+    prompt_cache: list[Any] | None = None,
+    prefill_step_size: int = DEFAULT_CHUNK_SIZE,
+    prompt_progress_callback: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> Iterator[tuple[int, mx.array]]:
+    """Generates tokens, without a tokenizer.
+
+    Args:
+        prompt: token ids [n].
+        max_tokens: tokens to generate; -1 for as many as the context holds, 0 to process the prompt only.
+        model, stream, sampler, logits_processors, prompt_cache, prefill_step_size, prompt_progress_callback, options:
+            see `stream_generate`.
+
+    Yields:
+        A token and the log-probabilities [V] that it was chosen from, which are computed only if read.
+    """
+    ours = _model_of(model)
+    if ours is None:
+        from mlx_lm.generate import generate_step as mlx_lm_generate_step
+
+        yield from mlx_lm_generate_step(
+            prompt,
+            model,
+            max_tokens=max_tokens,
+            sampler=sampler,
+            logits_processors=logits_processors,
+            prompt_cache=prompt_cache,
+            prefill_step_size=prefill_step_size,
+            prompt_progress_callback=prompt_progress_callback,
+            **({} if stream is None else {"stream": stream}),
+            **options,
+        )
+        return
+    _refuse("generate_step", **options)
+    tokens = token_ids(prompt)
+    steps = _steps(
+        ours,
+        tokens,
+        make_sampling(),
+        stream,
+        _start(ours, tokens, prompt_cache),
+        prompt_cache,
+        max_tokens=max_tokens,
+        sampler=sampler,
+        logits_processors=logits_processors,
+        chunk_size=prefill_step_size,
+        progress=prompt_progress_callback,
+    )
+    with contextlib.closing(steps):
+        for token, logits in steps:
+            yield token, log_probabilities(logits)[0]
+
+
+def batch_generate(
+    model: Any,
+    tokenizer: TokenizerWrapper,
+    prompts: Sequence[Sequence[int]],
+    prompt_caches: Sequence[list[Any]] | None = None,
+    max_tokens: int | Sequence[int] = 128,
+    verbose: bool = False,
+    return_prompt_caches: bool = False,
+    return_token_ids: bool = False,
+    return_logprobs: bool = False,
+    **options: Any,
+) -> BatchResponse:
+    """Generates a text for each prompt, with mlx_lm's `batch_generate` over the kernels.
+
+    The sequences of a batch take turns: each one costs what it costs alone, and gives what it gives alone.
+
+    Args:
+        model, tokenizer: see `stream_generate`.
+        prompts: token ids of each prompt.
+        prompt_caches: a prompt cache for each prompt; they stay as they are.
+        max_tokens: for all prompts, or one number for each.
+        verbose, return_prompt_caches, return_token_ids, return_logprobs: see `mlx_lm.batch_generate`.
+        options: of mlx_lm's `BatchGenerator`, such as `sampler` and `prefill_step_size`.
+
+    Raises:
+        ValueError: an empty prompt, or a list of another length than `prompts`.
+    """
+    from mlx_lm import batch_generate as mlx_lm_batch_generate
+
+    from .accelerate.model import callable_model
+
+    if _model_of(model) is not None and options.get("max_kv_size") is not None:
+        raise ValueError(f"max_kv_size is not supported: {REFUSED['max_kv_size']}")
+    return mlx_lm_batch_generate(
+        callable_model(model),
+        tokenizer,
+        [list(prompt) for prompt in prompts],
+        prompt_caches,
+        max_tokens if isinstance(max_tokens, int) else list(max_tokens),
+        verbose,
+        return_prompt_caches,
+        return_token_ids,
+        return_logprobs,
+        **options,
+    )
+
+
 def generate(
-    model: Model,
+    model: Any,
     tokenizer: TokenizerWrapper,
     prompt: str | Sequence[int] | mx.array,
     verbose: bool = False,
@@ -209,7 +284,7 @@ def generate(
 
     Args:
         model, tokenizer, prompt: see `stream_generate`.
-        verbose: print the text as it comes, then the speeds, in mlx_lm's format.
+        verbose: print the text as it comes, then the speeds, in mlx_lm's format; after Ctrl-C those so far.
         options: keywords of `stream_generate`.
 
     Returns:
@@ -217,23 +292,27 @@ def generate(
     """
     if verbose:
         print("=" * 10)
-    pieces = []
-    for response in stream_generate(model, tokenizer, prompt, **options):
-        pieces.append(response.text)
-        if verbose:
-            print(response.text, end="", flush=True)
+    pieces, response, interrupt = [], None, None
+    try:
+        for response in stream_generate(model, tokenizer, prompt, **options):
+            pieces.append(response.text)
+            if verbose:
+                print(response.text, end="", flush=True)
+    except KeyboardInterrupt as error:
+        interrupt = error
     text = "".join(pieces)
-    if not verbose:
-        return text
-    print()
-    print("=" * 10)
-    if not text:
-        print("No text generated for this prompt")
-        return None
-    print(f"Prompt: {response.prompt_tokens} tokens, {response.prompt_tps:.3f} tokens-per-sec")
-    print(f"Generation: {response.generation_tokens} tokens, {response.generation_tps:.3f} tokens-per-sec")
-    print(f"Peak memory: {response.peak_memory:.3f} GB")
-    return text
+    if verbose:
+        print()
+        print("=" * 10)
+        if text and response is not None:
+            print(f"Prompt: {response.prompt_tokens} tokens, {response.prompt_tps:.3f} tokens-per-sec")
+            print(f"Generation: {response.generation_tokens} tokens, {response.generation_tps:.3f} tokens-per-sec")
+            print(f"Peak memory: {response.peak_memory:.3f} GB")
+        else:
+            print("No text generated for this prompt")
+    if interrupt is not None:
+        raise interrupt
+    return None if verbose and not text else text
 
 
 def encode(tokenizer: TokenizerWrapper, prompt: str | Sequence[int] | mx.array) -> list[int]:
@@ -246,10 +325,19 @@ def encode(tokenizer: TokenizerWrapper, prompt: str | Sequence[int] | mx.array) 
         require_unicode(prompt)
         special = tokenizer.bos_token is None or not prompt.startswith(tokenizer.bos_token)
         prompt = tokenizer.encode(prompt, add_special_tokens=special)
+    return token_ids(prompt)
+
+
+def token_ids(prompt: Sequence[int] | mx.array) -> list[int]:
+    """A prompt's token ids as a list.
+
+    Raises:
+        ValueError: an array that is not one row of integers.
+    """
     if isinstance(prompt, mx.array):
         if prompt.ndim != 1 or (prompt.size and not mx.issubdtype(prompt.dtype, mx.integer)):
             raise ValueError(f"the prompt is {prompt.dtype} {list(prompt.shape)}: give one row of integer token ids")
-        prompt = prompt.tolist()
+        return [int(token) for token in prompt.tolist()]
     return list(prompt)
 
 
@@ -263,12 +351,85 @@ def require_unicode(text: str) -> None:
         ) from error
 
 
-def _refuse(**options: Any) -> None:
-    """Raises for keywords that would change the result and that this version does not act on."""
+def _refuse(function: str, **options: Any) -> None:
+    """Raises for keywords that would change the result and that the kernels cannot act on."""
     for name, value in options.items():
         if name in _WITHOUT_EFFECT:
             continue
-        if name not in _NOT_SUPPORTED:
-            raise TypeError(f"stream_generate() got an unexpected keyword argument {name!r}")
-        if value is not _NOT_SUPPORTED[name]:
-            raise ValueError(f"{name} is not supported by lily_mlx yet; leave it out, or use mlx_lm.generate")
+        if name not in REFUSED:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+        if value is not None:
+            raise ValueError(f"{name} is not supported by lily_mlx: {REFUSED[name]}")
+
+
+def _model_of(model: Any) -> Model | None:
+    """The model of this package behind a model object; None for a model that runs on mlx_lm's own path."""
+    if isinstance(model, Model):
+        return model
+    found = getattr(model, "lily_model", None)
+    return found if isinstance(found, Model) else None
+
+
+def _start(model: Model, tokens: Sequence[int], prompt_cache: list[Any] | None) -> SequenceState:
+    """The sequence that a prompt continues, after a check that it can."""
+    engine = Engine(model)
+    start = engine.empty()
+    if prompt_cache is not None:
+        from .accelerate.forward import sequence_state
+
+        start = sequence_state(model.config, prompt_cache)
+    engine.check_tokens(tokens, start.length)
+    return start
+
+
+def _steps(
+    model: Model,
+    tokens: Sequence[int],
+    sampling: Sampling,
+    stream: Any,
+    start: SequenceState,
+    prompt_cache: list[Any] | None,
+    **options: Any,
+) -> Generator[tuple[int, mx.array], None, None]:
+    """`generate_tokens` on a stream, with the final state in mlx_lm's kind of prompt cache."""
+    if prompt_cache is not None:
+        from .accelerate.forward import store_sequence
+
+        options["keep"] = lambda state: store_sequence(prompt_cache, state)
+    return _on_stream(generate_tokens(Engine(model), tokens, sampling, start=start, **options), stream)
+
+
+def _on_stream(items: Iterator[Item], stream: Any) -> Generator[Item, None, None]:
+    """The same items, each made on a stream that is not left to the consumer."""
+
+    def here() -> Any:
+        return contextlib.nullcontext() if stream is None else mx.stream(stream)
+
+    try:
+        while True:
+            with here():
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
+    finally:
+        with here():
+            items.close()  # type: ignore[attr-defined]
+
+
+def _mlx_lm_stream_generate(
+    model: Any,
+    tokenizer: TokenizerWrapper,
+    prompt: mx.array,
+    temp: float,
+    seed: int | None,
+    sampler: Sampler | None,
+    **options: Any,
+) -> Iterator[GenerationResponse]:
+    """mlx_lm's own function, for a model that the kernels do not run."""
+    from mlx_lm import stream_generate as mlx_lm_stream_generate
+    from mlx_lm.sample_utils import make_sampler
+
+    if seed is not None:
+        mx.random.seed(seed)
+    yield from mlx_lm_stream_generate(model, tokenizer, prompt, sampler=sampler or make_sampler(temp), **options)

@@ -304,7 +304,9 @@ def adopt_deltanet(cache: Any) -> ArraysCache:
     if isinstance(cache, ArraysCache):
         return cache
     if type(cache) is not mlx_lm_cache.ArraysCache or len(cache.cache) != 2:
-        raise ValueError(f"{type(cache).__name__} where a Gated DeltaNet layer needs mlx_lm's ArraysCache of two arrays")
+        raise ValueError(
+            f"{type(cache).__name__} where a Gated DeltaNet layer needs mlx_lm's ArraysCache of two arrays"
+        )
     adopted = ArraysCache()
     adopted.state = cache.state
     if cache.empty() and adopted.window != Window():

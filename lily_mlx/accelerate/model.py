@@ -166,3 +166,10 @@ def _arrays(model: nn.Module) -> Mapping[str, mx.array]:
             len(adapted),
         )
     return arrays
+
+
+def callable_model(model: Any) -> Any:
+    """The same model, with the calls that mlx_lm makes."""
+    if isinstance(model, Model) and not isinstance(model, CallableModel):
+        return CallableModel(model.config, model.weights)
+    return model

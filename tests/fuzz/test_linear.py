@@ -17,8 +17,8 @@ pytestmark = pytest.mark.checked
 
 EPS = 1e-6
 BFLOAT16, FLOAT32 = 6e-3, 2e-5
-# One value of the input may round to the other neighbour than in the reference.
-ONE_ROUNDING = 2.0**-8
+# The largest step between neighbours of bfloat16, relative: a value may round to the other one than in the reference.
+ONE_ROUNDING = 2.0**-7
 
 
 def tolerance(dtype: mx.Dtype) -> float:
@@ -137,4 +137,4 @@ def test_embed(layout, table, tokens, seed):
     ids[generator.random(tokens) < 0.1] = generator.integers(table, 2**32)
     got = linear.embed(mx.array(ids.astype(np.uint32)), w)
     want = reference.embed(np.minimum(ids, table - 1), w)
-    assert np.all(np.abs(to_numpy(got) - want) <= 2.0**-8 * np.abs(want) + 1e-30)
+    assert np.all(np.abs(to_numpy(got) - want) <= (0.5 + 1e-4) * ONE_ROUNDING * np.abs(want) + 1e-30)

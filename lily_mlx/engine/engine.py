@@ -8,7 +8,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from lily_mlx.metal import current_backend
-from lily_mlx.model import Model, Sampling, arrays_of, choose_token, merge_tails, prefill_chunk
+from lily_mlx.model import Model, Sampling, arrays_of, merge_tails
 
 from .state import SequenceState
 
@@ -83,17 +83,22 @@ class Engine:
         if chunk_size < 1:
             raise ValueError(f"the prefill chunk size is {chunk_size}: give 1 or more")
         model, caches, length = self.model, state.caches, state.length
-        for start in range(0, len(tokens), chunk_size):
-            if start:
-                mx.eval(arrays_of(caches))
-                mx.clear_cache()
+        done: list[mx.array] = []
+        last = (len(tokens) - 1) // chunk_size * chunk_size
+        for start in range(0, last, chunk_size):
             if progress is not None:
                 progress(start, len(tokens))
-            chunk = mx.array(tokens[start : start + chunk_size], mx.uint32)
-            x, caches = prefill_chunk(model.weights, model.config, chunk, length, caches)
-            length += chunk.size
-        output = choose_token(model.weights, model.config, x, length, caches, sampling)
-        return SequenceState.after(length, output)
+            x, caches = model.prefill_chunk(tokens[start : start + chunk_size], length, caches)
+            length += chunk_size
+            # One chunk runs while the next is prepared, and no more wait in memory.
+            mx.eval(done)
+            mx.clear_cache()
+            done = arrays_of(caches)
+            mx.async_eval(done)
+        if progress is not None:
+            progress(last, len(tokens))
+        output = model.prefill(tokens[last:], length, caches, sampling)
+        return SequenceState.after(length + len(tokens) - last, output)
 
     def step(self, state: SequenceState, sampling: Sampling) -> SequenceState:
         """Feeds the state's chosen token and chooses the next one; reads nothing back from the device."""

@@ -108,15 +108,7 @@ class CudaSource:
     outputs: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """A kernel object of MLX, with the text whose identity is part of its key."""
-
-    text: KernelText
-    kernel: Any
-
-
-_prepared: dict[tuple[object, ...], _Prepared] = {}
+_kernels: dict[str, Any] = {}
 
 
 def launch(launch: Launch) -> list[mx.array]:
@@ -127,27 +119,17 @@ def launch(launch: Launch) -> list[mx.array]:
         LaunchError: the grid is larger than CUDA allows.
         SourceError: a dtype has no Metal type.
     """
-    template = launch.template
-    key = (
-        id(launch.text),
-        *template.items(),
-        *map(type, template.values()),
-        *[x.dtype for x in launch.inputs],
-        *[x.ndim == 0 for x in launch.inputs],
-        *launch.output_dtypes,
-        *launch.threadgroup,
-    )
-    prepared = _prepared.get(key)
-    if prepared is None:
-        prepared = _prepared[key] = _prepare(launch)
-    (_, grid_y, grid_z), (_, group_y, group_z) = launch.grid, launch.threadgroup
-    if grid_y > MAX_BLOCKS_YZ * group_y or grid_z > MAX_BLOCKS_YZ * group_z:
-        raise LaunchError(
-            f"kernel {launch.text.name}: the grid {launch.grid} has more than {MAX_BLOCKS_YZ} threadgroups "
-            "in y or z, CUDA's limit; put the long dimension in x"
-        )
-    return prepared.kernel(  # type: ignore[no-any-return]
-        inputs=list(launch.inputs),
+    kernel = launch.prepared.get("cuda")
+    if kernel is None:
+        (_, grid_y, grid_z), (_, group_y, group_z) = launch.grid, launch.threadgroup
+        if grid_y > MAX_BLOCKS_YZ * group_y or grid_z > MAX_BLOCKS_YZ * group_z:
+            raise LaunchError(
+                f"kernel {launch.text.name}: the grid {launch.grid} has more than {MAX_BLOCKS_YZ} threadgroups "
+                "in y or z, CUDA's limit; put the long dimension in x"
+            )
+        kernel = launch.prepared["cuda"] = _prepare(launch)
+    return kernel(  # type: ignore[no-any-return]
+        inputs=launch.inputs,
         grid=launch.grid,
         threadgroup=launch.threadgroup,
         output_shapes=launch.output_shapes,
@@ -155,22 +137,24 @@ def launch(launch: Launch) -> list[mx.array]:
     )
 
 
-def _prepare(launch: Launch) -> _Prepared:
+def _prepare(launch: Launch) -> Any:
     architecture = module.device_architecture()
     source = generate(launch, architecture)
+    if source.name in _kernels:
+        return _kernels[source.name]
     write(source)
     if architecture and nvrtc.library():
         # Without a place for the machine code MLX compiles by itself.
         with contextlib.suppress(OSError):
             module.store(source, launch.inputs, launch.output_dtypes, architecture)
-    kernel = mx.fast.cuda_kernel(
+    kernel = _kernels[source.name] = mx.fast.cuda_kernel(
         name=source.name,
         input_names=list(source.inputs),
         output_names=list(source.outputs),
         source=source.source,
         header=source.header,
     )
-    return _Prepared(launch.text, kernel)
+    return kernel
 
 
 def generate(launch: Launch, architecture: str | None = None) -> CudaSource:

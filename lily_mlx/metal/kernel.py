@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -47,7 +48,7 @@ class Kernel:
         self.outputs = tuple(outputs)
         self.max_threads = max_threads
         self._files = (PACKAGE / body, tuple(PACKAGE / header for header in headers))
-        self._templates_seen: set[tuple[object, ...]] = set()
+        self._prepared: dict[tuple[object, ...], dict[str, Any]] = {}
 
     @classmethod
     def from_source(
@@ -103,6 +104,19 @@ class Kernel:
             BackendError: the backend is unknown or has no device here.
         """
         template = template or {}
+        name = backends.current_backend() if backend is None else backends.require_backend(backend)
+        # All that decides the machine code and the checks: arrays' values and shapes do not.
+        key = (
+            grid,
+            threadgroup,
+            *template.items(),
+            *map(type, template.values()),
+            *[getattr(x, "dtype", None) for x in inputs],
+            *[getattr(x, "ndim", 0) == 0 for x in inputs],
+            *output_dtypes,
+            len(output_shapes),
+        )
+        prepared = self._prepared.get(key)
         launch = Launch(
             self.text,
             inputs,
@@ -111,10 +125,12 @@ class Kernel:
             threadgroup,
             output_shapes,
             output_dtypes,
-            backends.is_checked(),
+            name == "cpu" and backends.is_checked(),
+            {} if prepared is None else prepared,
         )
-        self._check(launch)
-        name = backends.current_backend() if backend is None else backends.require_backend(backend)
+        if prepared is None:
+            self._check(launch)
+            self._prepared[key] = launch.prepared
         return backends.launcher(name)(launch)
 
     def _check(self, launch: Launch) -> None:
@@ -137,10 +153,7 @@ class Kernel:
             raise SourceError(
                 f"kernel {self.name}: {math.prod(group)} threads in a threadgroup; at most {self.max_threads}"
             )
-        key = tuple(launch.template.items())
-        if key not in self._templates_seen:
-            self._check_template(launch.template)
-            self._templates_seen.add(key)
+        self._check_template(launch.template)
 
     def _check_template(self, template: Mapping[str, TemplateValue]) -> None:
         for name, value in template.items():

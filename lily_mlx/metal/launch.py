@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 
@@ -14,12 +14,13 @@ TemplateValue: TypeAlias = int | bool | float | mx.Dtype
 Size3: TypeAlias = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Launch:
     """Everything that a backend needs to run a kernel once.
 
     `grid` and `threadgroup` count threads, as in `mx.fast.metal_kernel`; the grid is an exact multiple
-    of the threadgroup. `checked` asks the `cpu` backend for its checks.
+    of the threadgroup. `checked` asks the `cpu` backend for its checks. `prepared` is shared by all launches that
+    differ in their arrays' values and shapes at most: a backend keeps there, by its name, what it made for them.
     """
 
     text: KernelText
@@ -30,6 +31,7 @@ class Launch:
     output_shapes: Sequence[Sequence[int]]
     output_dtypes: Sequence[mx.Dtype]
     checked: bool = False
+    prepared: dict[str, Any] = field(default_factory=dict)
 
 
 def float_constants(template: Mapping[str, TemplateValue]) -> str:

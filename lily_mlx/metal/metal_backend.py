@@ -15,13 +15,18 @@ _kernels: dict[tuple[KernelText, str], Any] = {}
 
 def launch(launch: Launch) -> list[mx.array]:
     """Adds the kernel to MLX's graph."""
-    constants = float_constants(launch.template)
-    kernel = _kernels.get((launch.text, constants))
-    if kernel is None:
-        kernel = _kernels[launch.text, constants] = _build(launch.text, constants)
+    prepared = launch.prepared.get("metal")
+    if prepared is None:
+        constants = float_constants(launch.template)
+        kernel = _kernels.get((launch.text, constants))
+        if kernel is None:
+            kernel = _kernels[launch.text, constants] = _build(launch.text, constants)
+        template = [(n, v) for n, v in launch.template.items() if not isinstance(v, float)]
+        prepared = launch.prepared["metal"] = (kernel, template)
+    kernel, template = prepared
     return kernel(  # type: ignore[no-any-return]
-        inputs=list(launch.inputs),
-        template=[(n, v) for n, v in launch.template.items() if not isinstance(v, float)],
+        inputs=launch.inputs,
+        template=template,
         grid=launch.grid,
         threadgroup=launch.threadgroup,
         output_shapes=launch.output_shapes,

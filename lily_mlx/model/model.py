@@ -9,14 +9,19 @@ from typing import Any
 
 import mlx.core as mx
 
+from lily_mlx.kernels.attention import TAIL_ROWS, capacity_for
 from lily_mlx.metal import current_backend
 
 from .cache import LayerCache, empty_caches
 from .checkpoint import load_weights
 from .config import ModelConfig, read_config
 from .decode import Sampling, StepOutput, decode_step
-from .prefill import all_logits, prefill_chunk
+from .prefill import all_logits, choose_token, prefill_chunk
 from .weights import ModelWeights, arrays_of, with_arrays
+
+
+MOST_COMPILED_ROWS = 256  # longer chunks keep the device busy while the host prepares their launches
+LAYERS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +79,61 @@ class Model:
         arrays = [token, position, sampling.parameters, sampling.seed, *arrays_of(caches)]
         token, position, logits, *new_caches = self._compiled[backend](*arrays)
         return StepOutput(token, position, logits, with_arrays(caches, new_caches))
+
+    def prefill_chunk(
+        self, tokens: Sequence[int], length: int, caches: tuple[LayerCache, ...]
+    ) -> tuple[mx.array, tuple[LayerCache, ...]]:
+        """`prefill_chunk` on the current backend; a device that works ahead gets the work layer by layer."""
+        every = 0 if current_backend() == "cpu" else LAYERS_AT_ONCE
+        chunk = mx.array(tokens, mx.uint32)
+        return prefill_chunk(self.weights, self.config, chunk, length, caches, submit_every=every)
+
+    def prefill(
+        self, tokens: Sequence[int], length: int, caches: tuple[LayerCache, ...], sampling: Sampling
+    ) -> StepOutput:
+        """`prefill_chunk` and `choose_token` on the current backend.
+
+        Short chunks go through `mx.compile` on `metal` and `cuda`, once for each number of rows and cache capacity,
+        because the host would take longer to prepare their launches than the device to run them. Long chunks are
+        handed to the device some layers at a time.
+
+        Args:
+            tokens: token ids of the chunk.
+            length: tokens that the caches hold.
+        """
+        rows, backend = len(tokens), current_backend()
+        if backend == "cpu" or rows > MOST_COMPILED_ROWS:
+            x, caches = self.prefill_chunk(tokens, length, caches)
+            return choose_token(self.weights, self.config, x, length + rows, caches, sampling)
+        chunk = mx.array(tokens, mx.uint32)
+        total = length + rows
+        # What the launches depend on besides the arrays' shapes: whether a block of rows is completed, and the
+        # capacity that holds it.
+        completed = total - total % TAIL_ROWS
+        key = f"{backend} {rows} {capacity_for(completed) if completed > length - length % TAIL_ROWS else 0}"
+        if key not in self._compiled:
+            self._compiled[key] = self._compile_chunk(rows, length, caches)
+        position, last = mx.array([length], mx.int32), mx.array([total - 1], mx.int32)
+        arrays = [chunk, position, last, sampling.parameters, sampling.seed, *arrays_of(caches)]
+        token, position, logits, *new_caches = self._compiled[key](*arrays)
+        return StepOutput(token, position, logits, with_arrays(caches, new_caches))
+
+    def _compile_chunk(self, rows: int, length: int, like: tuple[LayerCache, ...]) -> Any:
+        def chunk(
+            tokens: mx.array,
+            position: mx.array,
+            last: mx.array,
+            parameters: mx.array,
+            seed: mx.array,
+            *arrays: mx.array,
+        ) -> list[mx.array]:
+            caches = with_arrays(like, arrays)
+            x, caches = prefill_chunk(self.weights, self.config, tokens, length, caches, position)
+            sampling = Sampling(parameters, seed)
+            output = choose_token(self.weights, self.config, x, length + rows, caches, sampling, last)
+            return [output.token, output.position, output.logits, *arrays_of(output.caches)]
+
+        return mx.compile(chunk)
 
     def _compile(self, like: tuple[LayerCache, ...]) -> Any:
         def step(

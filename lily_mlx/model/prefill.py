@@ -22,6 +22,8 @@ def prefill_chunk(
     tokens: mx.array,
     length: int,
     caches: tuple[LayerCache, ...],
+    position: mx.array | None = None,
+    submit_every: int = 0,
 ) -> tuple[mx.array, tuple[LayerCache, ...]]:
     """Feeds a chunk of tokens.
 
@@ -29,14 +31,19 @@ def prefill_chunk(
         tokens: uint32 [M], M >= 1.
         length: tokens before the chunk, which the caches hold.
         caches: the layers' memory of them.
+        position: int32 [1], ``length`` on the device; None: made here.
+        submit_every: after so many layers the device gets their work while the host prepares the next; 0: never.
 
     Returns:
         The residual stream after the last layer, bfloat16 [M, H], and the new caches.
     """
-    position = mx.array([length], mx.int32)
+    if position is None:
+        position = mx.array([length], mx.int32)
     x = embed(tokens, weights.embedding)
     new_caches: list[LayerCache] = []
-    for layer, cache in zip(weights.layers, caches, strict=True):
+    for index, (layer, cache) in enumerate(zip(weights.layers, caches, strict=True)):
+        if submit_every and index and index % submit_every == 0:
+            mx.async_eval(x)
         if isinstance(layer.mixer, DeltaNetWeights):
             assert isinstance(cache, DeltaNetCache)
             x, cache = deltanet_chunk(layer.mixer, config, x, cache)
@@ -94,6 +101,7 @@ def choose_token(
     length: int,
     caches: tuple[LayerCache, ...],
     sampling: Sampling,
+    position: mx.array | None = None,
 ) -> StepOutput:
     """Chooses the token after a chunk from its last row.
 
@@ -102,8 +110,10 @@ def choose_token(
         length: tokens that the caches hold, the chunk's included.
         caches: handed on as they are.
         sampling: how the token is chosen.
+        position: int32 [1], of the last row, ``length`` - 1; None: made here.
     """
-    position = mx.array([length - 1], mx.int32)
+    if position is None:
+        position = mx.array([length - 1], mx.int32)
     logits, best_value, best_index = head(
         x[-1:], weights.norm, weights.head, config.norm_eps, sampling.parameters, sampling.seed, position
     )

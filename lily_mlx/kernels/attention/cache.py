@@ -108,7 +108,7 @@ def append(
         tail_keys, tail_values = _APPEND_TAIL(
             [cache.tail_keys, cache.tail_values, k, proj, position],
             template=template,
-            grid=(_threads(total % TAIL_ROWS, shape.head_dim), shape.kv_heads, 1),
+            grid=(_threads(TAIL_ROWS, shape.head_dim), shape.kv_heads, 1),
             threadgroup=(_THREADS, 1, 1),
             output_shapes=[tail] * 2,
             output_dtypes=[mx.bfloat16] * 2,
@@ -119,7 +119,8 @@ def append(
     keys, values, tail_keys, tail_values = _APPEND_BLOCKS(
         [cache.keys, cache.values, cache.tail_keys, cache.tail_values, k, proj, position],
         template=template | {"CAPACITY": capacity},
-        grid=(_threads(total, shape.head_dim), shape.kv_heads, 1),
+        # By the capacity, so that a compiled chunk fits every length of it.
+        grid=(_threads(capacity + TAIL_ROWS, shape.head_dim), shape.kv_heads, 1),
         threadgroup=(_THREADS, 1, 1),
         output_shapes=[main, main, tail, tail],
         output_dtypes=[mx.bfloat16] * 4,

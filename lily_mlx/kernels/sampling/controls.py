@@ -145,7 +145,9 @@ def draw(
     check_array("seed", seed, (1,), mx.uint32)
     check_array("position", position, (1,), mx.int32)
     if special_tokens.shape[0] < SMALLEST_BUFFER:
-        raise ValueError(f"{special_tokens.shape[0]} special tokens; fill the list with NO_TOKEN up to {SMALLEST_BUFFER}")
+        raise ValueError(
+            f"{special_tokens.shape[0]} special tokens; fill the list with NO_TOKEN up to {SMALLEST_BUFFER}"
+        )
     simdgroups = draw_simdgroups()
     # Every thread can list all tokens of its share.
     listed = -(-parts // simdgroups) * SLICE * simdgroups

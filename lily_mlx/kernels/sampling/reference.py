@@ -119,7 +119,9 @@ def adjust(
     return adjusted[None], after, values, ids, np.ones(vocabulary)
 
 
-def kept(logits: np.ndarray, settings: Settings, excluding: bool = False, special_tokens: Iterable[int] = ()) -> np.ndarray:
+def kept(
+    logits: np.ndarray, settings: Settings, excluding: bool = False, special_tokens: Iterable[int] = ()
+) -> np.ndarray:
     """Which tokens the filters keep, bool [V], for logits [V]; `excluding`: whether XTC drops tokens this time.
 
     Equal logits: top-p and min-p keep or drop all of them, numbers of tokens count the lower ids first.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-COMMANDS = ("generate",)
+COMMANDS = ("benchmark", "cache_prompt", "chat", "generate")
 
 
 def main() -> None:

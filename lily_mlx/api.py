@@ -117,14 +117,14 @@ def stream_generate(
         )
         return
     _refuse("stream_generate", draft_model=draft_model, **options)
-    start = _start(ours, tokens, prompt_cache)
-    limit = Engine(ours).token_limit(start.length + len(tokens), max_tokens)
+    before = _start(ours, tokens, prompt_cache)
+    limit = Engine(ours).token_limit(before.length + len(tokens), max_tokens)
     steps = _steps(
         ours,
         tokens,
         make_sampling(temp, seed),
         stream,
-        start,
+        before,
         prompt_cache,
         max_tokens=limit,
         sampler=sampler,

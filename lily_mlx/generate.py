@@ -6,33 +6,29 @@ The module has the functions `generate` and `stream_generate` too, as mlx_lm's m
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from lily_mlx.api import generate, load, require_unicode, stream_generate
-from lily_mlx.metal import KernelError, current_backend, use_backend
+from lily_mlx import prompt_files
+from lily_mlx.api import REFUSED, generate, stream_generate
+from lily_mlx.command import (
+    add_backend,
+    json_object,
+    mlx_lm_arguments,
+    model_path,
+    read_text,
+    refuse,
+    run,
+    run_mlx_lm,
+    truth,
+)
+from lily_mlx.loading import find_model, load, why_mlx_lm
+from lily_mlx.model import read_config
 
 __all__ = ["generate", "main", "stream_generate"]
 
 PROGRAM = "lily_mlx.generate"
-
-# mlx_lm's flags that this version does not act on: given a value, they are refused.
-_REFUSED: dict[str, tuple[str, Any]] = {
-    "adapter_path": ("--adapter-path", None),
-    "image": ("--image", ()),
-    "use_default_chat_template": ("--use-default-chat-template", False),
-    "max_kv_size": ("--max-kv-size", None),
-    "prompt_cache_file": ("--prompt-cache-file", None),
-    "quantize_activations": ("--quantize-activations", False),
-    "kv_bits": ("--kv-bits", None),
-    "draft_model": ("--draft-model", None),
-}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -40,11 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Generate text with lily_mlx's kernels")
     add = parser.add_argument
     add("--model", help="a model directory or a Hugging Face name; without it the bundled tiny checkpoint")
-    add(
-        "--backend",
-        choices=("metal", "cuda", "cpu"),
-        help="where kernels run; the default is this machine's GPU",
-    )
+    add_backend(parser)
     add("--prompt", "-p", default="hello", help="the message to the model; '-' reads it from stdin")
     add("--system-prompt", help="system message of the chat template")
     add("--prefill-response", help="the beginning of the answer")
@@ -65,52 +57,61 @@ def make_parser() -> argparse.ArgumentParser:
     add("--xtc-threshold", type=float, default=0.1, help="probability above which XTC may drop a token")
     add("--min-tokens-to-keep", type=int, default=1, help="tokens that min-p keeps at least")
     add("--seed", type=int, help="seed of the sampling")
-    add("--verbose", type=_truth, default=True, metavar="BOOL", help="False prints only the text")
+    add("--verbose", type=truth, default=True, metavar="BOOL", help="False prints only the text")
     add("--prefill-step-size", type=int, default=2048, help="prompt tokens processed at once (default: 2048)")
-    add("--trust-remote-code", action="store_true", help="allow code that comes with a tokenizer")
-    refused = parser.add_argument_group("flags of mlx_lm that are not supported yet")
+    add("--trust-remote-code", action="store_true", help="allow code that comes with a tokenizer or a model")
+    add("--adapter-path", help="directory of LoRA adapters, which are fused into the weights")
+    add("--prompt-cache-file", help="file of a processed prompt, which this prompt continues")
+    add("--use-default-chat-template", action="store_true", help="needs a tokenizer that has a chat template")
+    other = parser.add_argument_group("flags that mlx_lm's own path acts on, with a notice")
+    add = other.add_argument
+    add("--quantize-activations", "-qa", action="store_true", help="round the inputs of each layer as its weights")
+    add("--kv-bits", type=int, help="bits of the keys and values; all are kept as they are without it")
+    add("--kv-group-size", type=int, default=64, help="values that share a scale with --kv-bits (default: 64)")
+    add("--quantized-kv-start", type=int, default=5000, help="tokens before --kv-bits takes effect (default: 5000)")
+    refused = parser.add_argument_group("flags for models of other families, refused for this one")
     add = refused.add_argument
-    add("--adapter-path", help="not supported")
-    add("--image", nargs="+", default=(), help="not supported")
-    add("--use-default-chat-template", action="store_true", help="not supported")
-    add("--max-kv-size", type=int, help="not supported")
-    add("--prompt-cache-file", help="not supported")
-    add("--quantize-activations", "-qa", action="store_true", help="not supported")
-    add("--kv-bits", type=int, help="not supported")
-    add("--kv-group-size", type=int, default=64, help="no effect without --kv-bits")
-    add("--quantized-kv-start", type=int, default=5000, help="no effect without --kv-bits")
-    add("--draft-model", help="not supported")
-    add("--num-draft-tokens", type=int, default=3, help="no effect without --draft-model")
+    add("--image", nargs="+", default=(), help="image files; this family is run as text only")
+    add("--max-kv-size", type=int, help="most tokens that attention keeps; this family keeps all")
+    add("--draft-model", help="model of speculative decoding, which needs a state that can go back")
+    add("--num-draft-tokens", type=int, default=3, help="tokens that --draft-model proposes at once (default: 3)")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command. Bad input ends with a message on stderr and exit code 1; bad usage with code 2."""
-    parser = make_parser()
-    args = parser.parse_args(arguments)
-    for name, (flag, default) in _REFUSED.items():
-        if getattr(args, name) != default:
-            parser.error(f"{flag} is not supported by lily_mlx yet; leave it out, or use mlx_lm.generate")
-    try:
-        with use_backend(args.backend) if args.backend else contextlib.nullcontext():
-            _run(args)
-    except (ValueError, OSError, KernelError) as error:
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
-        sys.exit(1)
+    run(PROGRAM, make_parser().parse_args(arguments), _run)
 
 
 def _run(args: argparse.Namespace) -> None:
-    backend = current_backend()  # an unknown backend is reported before the model is read
-    prompt = read_prompt(args.prompt)
-    template_options = _json_object(args.chat_template_config)
+    cache, name = None, args.model
+    tokenizer_config: dict[str, Any] = {}
+    if args.prompt_cache_file is not None:
+        cache, name, tokenizer_config = prompt_files.load(args.prompt_cache_file, args.model)
+    template_options = json_object("--chat-template-config", args.chat_template_config)
+    name = model_path(name)
+    reason = _why_mlx_lm(args, read_config(find_model(name)))
+    if reason is not None:
+        args.model = name
+        run_mlx_lm("generate", mlx_lm_arguments(make_parser(), args), reason)
+        return
+    refuse(
+        image=(args.image, "this family is run as text only; leave it out"),
+        max_kv_size=(args.max_kv_size, REFUSED["max_kv_size"]),
+        draft_model=(args.draft_model, REFUSED["draft_model"]),
+    )
+    prompt = read_text(args.prompt, unescape=True)
     if args.seed is not None:
         mx.random.seed(args.seed)
-    model, tokenizer = load(_model_path(args.model, backend), {"trust_remote_code": args.trust_remote_code})
+    tokenizer_config["trust_remote_code"] = args.trust_remote_code
+    model, tokenizer = load(name, tokenizer_config, adapter_path=args.adapter_path)
     add_eos_tokens(tokenizer, args.extra_eos_token)
+    if args.use_default_chat_template and not tokenizer.has_chat_template:
+        refuse(use_default_chat_template=(True, "the tokenizer has no chat template, and there is no default one"))
 
     use_template = not args.ignore_chat_template and tokenizer.has_chat_template
     if use_template:
-        prompt = _apply_template(tokenizer, prompt, args, template_options)
+        prompt = _apply_template(tokenizer, prompt, args, template_options, suffix_only=cache is not None)
     tokens = tokenizer.encode(prompt, add_special_tokens=not use_template)
     text = generate(
         model,
@@ -119,29 +120,18 @@ def _run(args: argparse.Namespace) -> None:
         verbose=args.verbose,
         max_tokens=args.max_tokens,
         prefill_step_size=args.prefill_step_size,
+        prompt_cache=cache,
         **_sampling_options(args, tokenizer, model.config.vocab_size),
     )
     if not args.verbose:
         print(text)
 
 
-def read_prompt(argument: str) -> str:
-    r"""The prompt: the argument with `\n` and `\t` made newline and tab, or all of stdin if that is '-'.
-
-    Raises:
-        ValueError: the prompt is not UTF-8.
-    """
-    prompt = argument.replace("\\n", "\n").replace("\\t", "\t")
-    if prompt != "-":
-        require_unicode(prompt)
-        return prompt
-    data = sys.stdin.buffer.read()
-    try:
-        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8").read()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"the prompt on stdin is not valid UTF-8 at byte {error.start}: convert it, for example with iconv"
-        ) from error
+def _why_mlx_lm(args: argparse.Namespace, config: dict[str, Any]) -> str | None:
+    """Why mlx_lm's own command has to run; None where the kernels do."""
+    if args.kv_bits is not None:
+        return "--kv-bits quantises keys and values, which the attention kernels do not read"
+    return why_mlx_lm(config | {"quantize_activations": args.quantize_activations})
 
 
 def add_eos_tokens(tokenizer: Any, names: list[str] | tuple[str, ...]) -> None:
@@ -157,30 +147,30 @@ def add_eos_tokens(tokenizer: Any, names: list[str] | tuple[str, ...]) -> None:
         tokenizer.add_eos_token(name)
 
 
-def _model_path(model: str | None, backend: str) -> str | Path:
-    if model is not None:
-        return model
-    from lily_mlx.checkpoints import bundled_checkpoint
+def _apply_template(
+    tokenizer: Any, prompt: str, args: argparse.Namespace, options: dict[str, Any], suffix_only: bool
+) -> str:
+    """The text of the conversation; with `suffix_only` from the prompt on, because a cache holds what is before it."""
 
-    path = bundled_checkpoint()
-    print(f"No --model given: using the tiny bundled checkpoint on the {backend} backend.", file=sys.stderr)
-    return path
+    def render(query: str) -> str:
+        messages = [{"role": "system", "content": args.system_prompt}] if args.system_prompt is not None else []
+        messages.append({"role": "user", "content": query})
+        prefill = args.prefill_response is not None
+        if prefill:
+            messages.append({"role": "assistant", "content": args.prefill_response})
+        text: str = tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            continue_final_message=prefill,
+            add_generation_prompt=not prefill,
+            **options,
+        )
+        return text
 
-
-def _apply_template(tokenizer: Any, prompt: str, args: argparse.Namespace, template_options: dict[str, Any]) -> str:
-    messages = [{"role": "system", "content": args.system_prompt}] if args.system_prompt is not None else []
-    messages.append({"role": "user", "content": prompt})
-    prefill = args.prefill_response is not None
-    if prefill:
-        messages.append({"role": "assistant", "content": args.prefill_response})
-    text: str = tokenizer.apply_chat_template(
-        messages,
-        tokenize=False,
-        continue_final_message=prefill,
-        add_generation_prompt=not prefill,
-        **template_options,
-    )
-    return text
+    if not suffix_only:
+        return render(prompt)
+    mark = "<the query>"
+    return render(prompt)[render(mark).index(mark) :]
 
 
 def _sampling_options(args: argparse.Namespace, tokenizer: Any, vocab_size: int) -> dict[str, Any]:
@@ -202,22 +192,6 @@ def _sampling_options(args: argparse.Namespace, tokenizer: Any, vocab_size: int)
         xtc_special_tokens=tokenizer.encode("\n") + list(tokenizer.eos_token_ids),
     )
     return {"sampler": sampler}
-
-
-def _json_object(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"--chat-template-config {text!r} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"--chat-template-config {text!r} is not a JSON object")
-    return value
-
-
-def _truth(text: str) -> bool:
-    return text.lower() not in ("false", "f")
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 
 import pytest
 
-from lily_mlx.generate import main, make_parser
+from lily_mlx.generate import main
 from tests.model import synthetic
 from tests.model.scripted import EOS, write_scripted
 from tests.model.tokenizer import write_tokenizer
@@ -52,15 +53,6 @@ def stdin(monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
 
     return give
-
-
-def test_has_every_flag_of_mlx_lm_with_its_default():
-    from mlx_lm.generate import setup_arg_parser
-
-    ours, theirs = make_parser(), setup_arg_parser()
-    flags = {flag for action in theirs._actions for flag in action.option_strings}
-    assert flags <= {flag for action in ours._actions for flag in action.option_strings}
-    assert {n: v for n, v in vars(ours.parse_args([])).items() if n != "backend"} == vars(theirs.parse_args([]))
 
 
 def test_prints_text_and_statistics(command, scripted):
@@ -144,23 +136,37 @@ def test_seed_repeats(command, random_model):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "reason"),
     [
-        ["--kv-bits", "8"],
-        ["--max-kv-size", "100"],
-        ["--draft-model", "x"],
-        ["--adapter-path", "x"],
-        ["--prompt-cache-file", "x"],
-        ["--image", "x"],
-        ["-qa"],
-        ["--use-default-chat-template"],
+        pytest.param(["--max-kv-size", "100"], "--max-kv-size is not supported .* keep every token", id="max-kv-size"),
+        pytest.param(["--draft-model", "x"], "--draft-model is not supported .* cannot go back", id="draft-model"),
+        pytest.param(["--image", "x"], "--image is not supported .* text only", id="image"),
+        pytest.param(["-qa"], "Mode .* does not support activation quantization", id="quantize-activations"),
+        pytest.param(["--adapter-path", "./x"], "adapter path does not exist: x", id="adapter-path"),
+        pytest.param(["--prompt-cache-file", "x"], "--prompt-cache-file 'x' does not exist", id="prompt-cache-file"),
     ],
-    ids=lambda a: a[0],
 )
-def test_refuses_flags_that_it_does_not_act_on(command, arguments):
-    code, _, err = command("--model", "unused", *arguments)
-    assert code == 2
-    assert "is not supported by lily_mlx yet" in err
+def test_refuses_what_it_cannot_do(command, scripted, arguments, reason):
+    code, out, err = command("--model", scripted, *arguments)
+    assert (code, out) == (1, "")
+    assert re.search(f"lily_mlx.generate: error: .*{reason}", err), err
+
+
+def test_default_chat_template(command, scripted, tmp_path):
+    text = "alpha beta<|endoftext|> delta\n"
+    arguments = ["--verbose", "f", "--use-default-chat-template"]
+    assert command("--model", scripted, *arguments)[:2] == (0, text)
+    write_scripted(tmp_path, SCRIPT, after="x", template=False)
+    code, _, err = command("--model", tmp_path, *arguments, "--prompt", "x")
+    assert code == 1
+    assert "no chat template" in err
+
+
+def test_kv_bits_runs_on_mlx_lms_path_with_one_notice(command, scripted, caplog):
+    code, out, _ = command("--model", scripted, "--verbose", "f", "--kv-bits", "8", "--quantized-kv-start", "0")
+    assert (code, out) == (0, "alpha beta<|endoftext|> delta\n")
+    (notice,) = [record.message for record in caplog.records if record.name == "lily_mlx"]
+    assert "mlx_lm's own path: --kv-bits" in notice
 
 
 @pytest.mark.parametrize(

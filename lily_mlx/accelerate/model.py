@@ -33,7 +33,7 @@ def accelerate(model: nn.Module) -> nn.Module:
     return model
 
 
-class AcceleratedModel(nn.Module):
+class AcceleratedModel(nn.Module):  # type: ignore[misc]
     """Mixed into the class of a model of mlx_lm; the rest of the class stays."""
 
     lily_model: Model
@@ -122,7 +122,7 @@ def _accelerated(model: nn.Module) -> nn.Module:
     base = type(model)
     kind = type(f"Accelerated{base.__name__}", (AcceleratedModel, base), {"__module__": base.__module__})
     lily_model = from_mlx_lm(model)
-    accelerated: nn.Module = kind.__new__(kind)
+    accelerated: Any = kind.__new__(kind)  # type: ignore[call-overload]
     dict.update(accelerated, model)
     accelerated.__dict__.update(model.__dict__)
     accelerated.lily_model = lily_model

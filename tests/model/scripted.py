@@ -20,18 +20,19 @@ from .tokenizer import SPECIAL, write_tokenizer
 EOS = "<|im_end|>"
 
 
-def write_scripted(directory: Path, script: Sequence[str], after: str = "\n") -> dict[str, int]:
+def write_scripted(directory: Path, script: Sequence[str], after: str = "\n", template: bool = True) -> dict[str, int]:
     """Writes a checkpoint with its tokenizer.
 
     Args:
         script: pieces of text and special tokens, each at most once; the end-of-sequence token follows them.
         after: the one-byte token that the prompt ends with; the chat template's ends with a newline.
+        template: whether the tokenizer has a chat template.
 
     Returns:
         Ids of the pieces and special tokens.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    ids = write_tokenizer(directory, [piece for piece in script if piece not in SPECIAL])
+    ids = write_tokenizer(directory, [piece for piece in script if piece not in SPECIAL], template)
     start = _byte_id(directory, after)
     order = [start, *(ids[piece] for piece in script), ids[EOS]]
     assert len(set(order)) == len(order), "each token may occur once in a script"

@@ -2,14 +2,16 @@
 
 from .engine import DEFAULT_CHUNK_SIZE, Engine
 from .generation import generate_tokens
-from .sampling import log_probabilities, make_sampling
+from .sampling import SAMPLING_OPTIONS, log_probabilities, make_sampling, recent_tokens
 from .state import SequenceState
 
 __all__ = [
     "DEFAULT_CHUNK_SIZE",
+    "SAMPLING_OPTIONS",
     "Engine",
     "SequenceState",
     "generate_tokens",
     "log_probabilities",
     "make_sampling",
+    "recent_tokens",
 ]

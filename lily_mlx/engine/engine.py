@@ -67,7 +67,8 @@ class Engine:
         Args:
             state: the sequence so far; its own chosen token is not fed.
             tokens: token ids, at least one.
-            sampling: how the following token is chosen.
+            sampling: how the following token is chosen. Penalties look back on the tokens that were fed since the
+                sequence began to be sampled with penalties.
             chunk_size: tokens that go through the layers at once; bounds the memory, not the result.
             progress: called with (tokens fed, all tokens) before the first chunk and after each but the last,
                 whose end is not waited for. An exception that it raises ends the prefill there.
@@ -76,10 +77,12 @@ class Engine:
             The new state; `state` stays as it is.
 
         Raises:
-            ValueError: no tokens, an id outside the vocabulary, more tokens than the context holds, or a
-                chunk size below 1.
+            ValueError: no tokens, an id outside the vocabulary, more tokens than the context holds, a chunk size
+                below 1, or a sampling that does not fit the vocabulary or the state's memory of recent tokens.
         """
         self.check_tokens(tokens, state.length)
+        sampling.check_vocabulary(self.model.config.vocab_size)
+        recent = sampling.recent_or_empty(state.recent)
         if chunk_size < 1:
             raise ValueError(f"the prefill chunk size is {chunk_size}: give 1 or more")
         model, caches, length = self.model, state.caches, state.length
@@ -88,7 +91,7 @@ class Engine:
         for start in range(0, last, chunk_size):
             if progress is not None:
                 progress(start, len(tokens))
-            x, caches = model.prefill_chunk(tokens[start : start + chunk_size], length, caches)
+            _, caches = model.prefill_chunk(tokens[start : start + chunk_size], length, caches)
             length += chunk_size
             # One chunk runs while the next is prepared, and no more wait in memory.
             mx.eval(done)
@@ -97,12 +100,14 @@ class Engine:
             mx.async_eval(done)
         if progress is not None:
             progress(last, len(tokens))
-        output = model.prefill(tokens[last:], length, caches, sampling)
+        fed = tokens[-recent.size :] if recent is not None else tokens[-1:]
+        output = model.prefill(tokens[last:], length, caches, sampling, fed, recent)
         return SequenceState.after(length + len(tokens) - last, output)
 
     def step(self, state: SequenceState, sampling: Sampling) -> SequenceState:
         """Feeds the state's chosen token and chooses the next one; reads nothing back from the device."""
         assert state.token is not None, "prefill the sequence first"
-        output = self.model.step(state.token, state.position, state.caches, sampling)
+        sampling.check_vocabulary(self.model.config.vocab_size)
+        output = self.model.step(state.token, state.position, state.caches, sampling, state.recent)
         length = state.length + 1
         return SequenceState.after(length, replace(output, caches=merge_tails(output.caches, length)))

@@ -23,6 +23,7 @@ class SequenceState:
             reads it on the device and writes the next one to a new slot.
         position: int32 [1], `length` on the device.
         logits: float32 [1, V], from which `token` was chosen; None before the first prefill.
+        recent: uint32 [R], the last tokens fed, while the sampling has penalties, see `recent_tokens`; None otherwise.
     """
 
     length: int
@@ -30,6 +31,7 @@ class SequenceState:
     token: mx.array | None
     position: mx.array
     logits: mx.array | None
+    recent: mx.array | None = None
 
     @classmethod
     def empty(cls, config: ModelConfig) -> SequenceState:
@@ -39,4 +41,4 @@ class SequenceState:
     @classmethod
     def after(cls, length: int, output: StepOutput) -> SequenceState:
         """The state after a step or a chunk, when `length` tokens have been fed."""
-        return cls(length, output.caches, output.token, output.position, output.logits)
+        return cls(length, output.caches, output.token, output.position, output.logits, output.recent)

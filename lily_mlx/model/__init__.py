@@ -2,13 +2,15 @@
 
 from .cache import DeltaNetCache, LayerCache, empty_caches, merge_tails
 from .checkpoint import load_weights
+from .choice import Controls, Sampling
 from .config import ModelConfig, is_supported_family, read_config
-from .decode import Sampling, StepOutput, decode_step
+from .decode import StepOutput, decode_step
 from .model import Model
 from .prefill import choose_token, prefill_chunk
 from .weights import ModelWeights, arrays_of, with_arrays
 
 __all__ = [
+    "Controls",
     "DeltaNetCache",
     "LayerCache",
     "Model",

@@ -10,24 +10,11 @@ from lily_mlx.kernels import attention, deltanet
 from lily_mlx.kernels.attention import KVCache
 from lily_mlx.kernels.linear import embed, gated_norm_project_add, norm_project, project_add
 from lily_mlx.kernels.moe import experts_down, experts_gate_up
-from lily_mlx.kernels.sampling import head, select
 
 from .cache import DeltaNetCache, LayerCache
+from .choice import Sampling, choose
 from .config import ModelConfig
 from .weights import AttentionWeights, DeltaNetWeights, ModelWeights, MoEWeights
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen, on the device.
-
-    Attributes:
-        parameters: float32 [8], the temperature (0: the most likely token), then zeros.
-        seed: uint32 [1], of the generator that draws the token where the temperature is above 0.
-    """
-
-    parameters: mx.array
-    seed: mx.array
 
 
 @dataclass(frozen=True)
@@ -39,12 +26,14 @@ class StepOutput:
         position: int32 [1], where that token stands: the tokens that the caches hold.
         logits: float32 [1, V], from which it was chosen.
         caches: one for each layer.
+        recent: uint32 [R], the tokens that penalties look back on; None if the sampling has none.
     """
 
     token: mx.array
     position: mx.array
     logits: mx.array
     caches: tuple[LayerCache, ...]
+    recent: mx.array | None = None
 
 
 def decode_step(
@@ -54,6 +43,7 @@ def decode_step(
     position: mx.array,
     caches: tuple[LayerCache, ...],
     sampling: Sampling,
+    recent: mx.array | None = None,
 ) -> StepOutput:
     """Feeds one token and chooses the next.
 
@@ -62,6 +52,7 @@ def decode_step(
         position: int32 [1], where `token` stands, counted from 0.
         caches: the layers' memory of the tokens before it.
         sampling: how the next token is chosen.
+        recent: the tokens before it, where the sampling has penalties.
 
     Returns:
         The next token and the new caches. Where the new length is a multiple of TAIL_ROWS the tails are full,
@@ -78,11 +69,8 @@ def decode_step(
             x, cache = attention_step(layer.mixer, config, x, position, cache)
         x = moe_step(layer.moe, config, x)
         new_caches.append(cache)
-    logits, best_value, best_index = head(
-        x, weights.norm, weights.head, config.norm_eps, sampling.parameters, sampling.seed, position
-    )
-    token, position = select(best_value, best_index, position)
-    return StepOutput(token, position, logits, tuple(new_caches))
+    choice = choose(weights, config, x, token, position, sampling, recent)
+    return StepOutput(choice.token, choice.position, choice.logits, tuple(new_caches), choice.recent)
 
 
 def deltanet_step(

@@ -14,11 +14,11 @@ from lily_mlx.metal import current_backend
 
 from .cache import LayerCache, empty_caches
 from .checkpoint import load_weights
+from .choice import Sampling
 from .config import ModelConfig, read_config
-from .decode import Sampling, StepOutput, decode_step
+from .decode import StepOutput, decode_step
 from .prefill import all_logits, choose_token, prefill_chunk
 from .weights import ModelWeights, arrays_of, with_arrays
-
 
 MOST_COMPILED_ROWS = 256  # longer chunks keep the device busy while the host prepares their launches
 LAYERS_AT_ONCE = 4
@@ -63,7 +63,12 @@ class Model:
         return arrays_of(self.weights)
 
     def step(
-        self, token: mx.array, position: mx.array, caches: tuple[LayerCache, ...], sampling: Sampling
+        self,
+        token: mx.array,
+        position: mx.array,
+        caches: tuple[LayerCache, ...],
+        sampling: Sampling,
+        recent: mx.array | None = None,
     ) -> StepOutput:
         """`decode_step` on the current backend.
 
@@ -73,12 +78,14 @@ class Model:
         """
         backend = current_backend()
         if backend == "cpu":
-            return decode_step(self.weights, self.config, token, position, caches, sampling)
-        if backend not in self._compiled:
-            self._compiled[backend] = self._compile(caches)
-        arrays = [token, position, sampling.parameters, sampling.seed, *arrays_of(caches)]
-        token, position, logits, *new_caches = self._compiled[backend](*arrays)
-        return StepOutput(token, position, logits, with_arrays(caches, new_caches))
+            return decode_step(self.weights, self.config, token, position, caches, sampling, recent)
+        memory = sampling.recent_or_empty(recent)
+        key = f"{backend} {sampling.form}"
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(sampling, memory, caches)
+        arrays = [token, position, *arrays_of((sampling, memory, caches))]
+        token, position, logits, *rest = self._compiled[key](*arrays)
+        return StepOutput(token, position, logits, *with_arrays((caches, memory), rest))
 
     def prefill_chunk(
         self, tokens: Sequence[int], length: int, caches: tuple[LayerCache, ...]
@@ -89,7 +96,13 @@ class Model:
         return prefill_chunk(self.weights, self.config, chunk, length, caches, submit_every=every)
 
     def prefill(
-        self, tokens: Sequence[int], length: int, caches: tuple[LayerCache, ...], sampling: Sampling
+        self,
+        tokens: Sequence[int],
+        length: int,
+        caches: tuple[LayerCache, ...],
+        sampling: Sampling,
+        fed: Sequence[int] = (),
+        recent: mx.array | None = None,
     ) -> StepOutput:
         """`prefill_chunk` and `choose_token` on the current backend.
 
@@ -100,48 +113,62 @@ class Model:
         Args:
             tokens: token ids of the chunk.
             length: tokens that the caches hold.
+            sampling: how the token after the chunk is chosen.
+            fed: the last tokens of the text, the chunk's included, for a sampling with filters or penalties; those of
+                the chunk if empty.
+            recent: the tokens before `fed`, where the sampling has penalties.
         """
         rows, backend = len(tokens), current_backend()
+        ends = mx.array(fed if len(fed) else tokens, mx.uint32)
         if backend == "cpu" or rows > MOST_COMPILED_ROWS:
             x, caches = self.prefill_chunk(tokens, length, caches)
-            return choose_token(self.weights, self.config, x, length + rows, caches, sampling)
+            return choose_token(
+                self.weights, self.config, x, length + rows, caches, sampling, tokens=ends, recent=recent
+            )
         chunk = mx.array(tokens, mx.uint32)
         total = length + rows
         # What the launches depend on besides the arrays' shapes: whether a block of rows is completed, and the
         # capacity that holds it.
         completed = total - total % TAIL_ROWS
-        key = f"{backend} {rows} {capacity_for(completed) if completed > length - length % TAIL_ROWS else 0}"
+        capacity = capacity_for(completed) if completed > length - length % TAIL_ROWS else 0
+        memory = sampling.recent_or_empty(recent)
+        key = f"{backend} {rows} {capacity} {sampling.form}"
         if key not in self._compiled:
-            self._compiled[key] = self._compile_chunk(rows, length, caches)
+            self._compiled[key] = self._compile_chunk(rows, length, sampling, memory, caches)
         position, last = mx.array([length], mx.int32), mx.array([total - 1], mx.int32)
-        arrays = [chunk, position, last, sampling.parameters, sampling.seed, *arrays_of(caches)]
-        token, position, logits, *new_caches = self._compiled[key](*arrays)
-        return StepOutput(token, position, logits, with_arrays(caches, new_caches))
+        arrays = [chunk, position, last, ends, *arrays_of((sampling, memory, caches))]
+        token, position, logits, *rest = self._compiled[key](*arrays)
+        return StepOutput(token, position, logits, *with_arrays((caches, memory), rest))
 
-    def _compile_chunk(self, rows: int, length: int, like: tuple[LayerCache, ...]) -> Any:
+    def _compile_chunk(
+        self,
+        rows: int,
+        length: int,
+        sampling: Sampling,
+        recent: mx.array | None,
+        caches: tuple[LayerCache, ...],
+    ) -> Any:
+        like = (sampling, recent, caches)
+
         def chunk(
-            tokens: mx.array,
-            position: mx.array,
-            last: mx.array,
-            parameters: mx.array,
-            seed: mx.array,
-            *arrays: mx.array,
+            tokens: mx.array, position: mx.array, last: mx.array, fed: mx.array, *arrays: mx.array
         ) -> list[mx.array]:
-            caches = with_arrays(like, arrays)
+            sampling, recent, caches = with_arrays(like, arrays)
             x, caches = prefill_chunk(self.weights, self.config, tokens, length, caches, position)
-            sampling = Sampling(parameters, seed)
-            output = choose_token(self.weights, self.config, x, length + rows, caches, sampling, last)
-            return [output.token, output.position, output.logits, *arrays_of(output.caches)]
+            output = choose_token(
+                self.weights, self.config, x, length + rows, caches, sampling, last, tokens=fed, recent=recent
+            )
+            return [output.token, output.position, output.logits, *arrays_of((output.caches, output.recent))]
 
         return mx.compile(chunk)
 
-    def _compile(self, like: tuple[LayerCache, ...]) -> Any:
-        def step(
-            token: mx.array, position: mx.array, parameters: mx.array, seed: mx.array, *caches: mx.array
-        ) -> list[mx.array]:
-            sampling = Sampling(parameters, seed)
-            output = decode_step(self.weights, self.config, token, position, with_arrays(like, caches), sampling)
-            return [output.token, output.position, output.logits, *arrays_of(output.caches)]
+    def _compile(self, sampling: Sampling, recent: mx.array | None, caches: tuple[LayerCache, ...]) -> Any:
+        like = (sampling, recent, caches)
+
+        def step(token: mx.array, position: mx.array, *arrays: mx.array) -> list[mx.array]:
+            sampling, recent, caches = with_arrays(like, arrays)
+            output = decode_step(self.weights, self.config, token, position, caches, sampling, recent)
+            return [output.token, output.position, output.logits, *arrays_of((output.caches, output.recent))]
 
         return mx.compile(step)
 

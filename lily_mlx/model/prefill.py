@@ -8,11 +8,11 @@ from lily_mlx.kernels import attention, deltanet
 from lily_mlx.kernels.attention import KVCache
 from lily_mlx.kernels.linear import embed, matmul, rms_norm
 from lily_mlx.kernels.moe import combine, grouped_down, grouped_gate_up, route
-from lily_mlx.kernels.sampling import head, select
 
 from .cache import DeltaNetCache, LayerCache
+from .choice import Sampling, choose
 from .config import ModelConfig
-from .decode import Sampling, StepOutput
+from .decode import StepOutput
 from .weights import AttentionWeights, DeltaNetWeights, ModelWeights, MoEWeights
 
 
@@ -102,6 +102,8 @@ def choose_token(
     caches: tuple[LayerCache, ...],
     sampling: Sampling,
     position: mx.array | None = None,
+    tokens: mx.array | None = None,
+    recent: mx.array | None = None,
 ) -> StepOutput:
     """Chooses the token after a chunk from its last row.
 
@@ -111,14 +113,13 @@ def choose_token(
         caches: handed on as they are.
         sampling: how the token is chosen.
         position: int32 [1], of the last row, ``length`` - 1; None: made here.
+        tokens: uint32 [M], the last tokens fed, for a sampling with filters or penalties.
+        recent: the tokens before them, where the sampling has penalties.
     """
     if position is None:
         position = mx.array([length - 1], mx.int32)
-    logits, best_value, best_index = head(
-        x[-1:], weights.norm, weights.head, config.norm_eps, sampling.parameters, sampling.seed, position
-    )
-    token, position = select(best_value, best_index, position)
-    return StepOutput(token, position, logits, caches)
+    choice = choose(weights, config, x[-1:], tokens, position, sampling, recent)
+    return StepOutput(choice.token, choice.position, choice.logits, caches, choice.recent)
 
 
 def all_logits(weights: ModelWeights, config: ModelConfig, x: mx.array) -> mx.array:

@@ -105,11 +105,11 @@ def adjust(
     adjusted = logits[0].astype(np.float64)
     used = bias_ids < vocabulary
     adjusted[bias_ids[used]] += bias_values[used]
-    repetition, presence, frequency = (history[len(history) - size :] if size else [] for size in settings.contexts)
-    repeated = np.unique(np.array(repetition, np.int64))
+    repetition, presence, frequency = (history[max(0, history.size - size) :] for size in settings.contexts)
+    repeated = np.unique(repetition)
     penalty = settings.repetition_penalty
     adjusted[repeated] = np.where(adjusted[repeated] < 0, adjusted[repeated] * penalty, adjusted[repeated] / penalty)
-    adjusted[np.unique(np.array(presence, np.int64))] -= settings.presence_penalty
+    adjusted[np.unique(presence)] -= settings.presence_penalty
     for token in frequency:
         adjusted[token] -= settings.frequency_penalty
     values = adjusted

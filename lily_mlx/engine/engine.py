@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
+from lily_mlx.doctor.selftest import replace_failing_kernels
 from lily_mlx.metal import current_backend
 from lily_mlx.model import Model, Sampling, arrays_of, merge_tails
 
@@ -18,10 +19,15 @@ Progress = Callable[[int, int], None]
 
 
 class Engine:
-    """Runs sequences through a model. Holds no sequence: states go in and come out."""
+    """Runs sequences through a model. Holds no sequence: states go in and come out.
+
+    The first engine of a process makes sure that the kernels work on this device, see `lily_mlx.doctor.selftest`.
+    """
 
     def __init__(self, model: Model):
         self.model = model
+        if replace_failing_kernels():
+            model._compiled.clear()  # what is compiled already holds the kernels
 
     @property
     def looks_ahead(self) -> bool:

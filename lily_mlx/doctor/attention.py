@@ -1,0 +1,127 @@
+"""Checks of the attention kernels. Rows of a cache that no sequence defines hold NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+
+from lily_mlx.fallback import kernel, replacement
+from lily_mlx.kernels.attention import TAIL_ROWS, AttentionShape, KVCache, reference
+
+from .check import Check, Output, close, equal
+from .inputs import Source, expected, sample, to_float64
+from .sizes import EPS, Sizes
+
+_TOKENS = 6  # of a chunk, compared one by one
+
+
+def checks(sizes: Sizes) -> Iterator[Check]:
+    """All checks of the family."""
+    shape = sizes.attention
+    label = f"{shape.query_heads} query and {shape.kv_heads} KV heads of {shape.head_dim}"
+    for context in sizes.contexts:
+        at = f"after {context} tokens, {label}"
+        yield Check("attention.step_prepare", at, lambda c=context: _step_prepare(shape, c))  # type: ignore[misc]
+        yield Check("attention.step_attention", at, lambda c=context: _step_attention(shape, c))  # type: ignore[misc]
+        if context >= TAIL_ROWS:
+            yield Check("attention.merge_tail", at, lambda c=context: _merge_tail(shape, c))  # type: ignore[misc]
+        for rows in sizes.rows:
+            chunk = f"{rows} rows {at}"
+            yield Check("attention.append", chunk, lambda r=rows, c=context: _append(shape, r, c))  # type: ignore[misc]
+            yield Check(
+                "attention.prefill_attention",
+                chunk,
+                lambda r=rows, c=context: _prefill_attention(shape, r, c),  # type: ignore[misc]
+            )
+    for rows in sizes.rows:
+        yield Check("attention.prepare", f"{rows} rows, {label}", lambda r=rows: _prepare(shape, r, 262_000))  # type: ignore[misc]
+
+
+def _position(value: int) -> mx.array:
+    return mx.array([value], mx.int32)
+
+
+def _numpy(cache: KVCache) -> reference.KVCache:
+    return reference.KVCache(*(to_float64(array) for array in vars(cache).values()))
+
+
+def _prepare(shape: AttentionShape, rows: int, position: int) -> list[Output]:
+    source = Source(f"attention.prepare {rows}")
+    proj, gains = (
+        source.normal(rows, shape.projection_width),
+        (source.gain(shape.head_dim), source.gain(shape.head_dim)),
+    )
+    got = kernel("attention.prepare")(proj, *gains, _position(position), shape, EPS)
+    want = expected(reference.prepare, proj, *gains, _position(position), shape, EPS)
+    return [close(name, ours, theirs) for name, ours, theirs in zip("qk", got, want, strict=True)]
+
+
+def _step_prepare(shape: AttentionShape, context: int) -> list[Output]:
+    source = Source(f"step_prepare {context}")
+    proj, gains = source.normal(1, shape.projection_width), (source.gain(shape.head_dim), source.gain(shape.head_dim))
+    cache, row = source.cache(context, shape), context % TAIL_ROWS
+    q, keys, values = kernel("attention.step_prepare")(proj, *gains, _position(context), cache, shape, EPS)
+    want_q, want_keys, want_values = expected(
+        reference.step_prepare, proj, *gains, _position(context), _numpy(cache), shape, EPS
+    )
+    return [
+        close("q", q, want_q),
+        close("k", keys[:, row], want_keys[:, row]),
+        equal("older keys", keys[:, :row], want_keys[:, :row]),
+        equal("values", values[:, : row + 1], want_values[:, : row + 1]),
+    ]
+
+
+def _step_attention(shape: AttentionShape, context: int) -> list[Output]:
+    source = Source(f"step_attention {context}")
+    q, proj = source.normal(shape.query_heads, shape.head_dim), source.normal(1, shape.projection_width)
+    cache = source.cache(context, shape)
+    is_new = (mx.arange(TAIL_ROWS) == context % TAIL_ROWS)[None, :, None]
+    row = source.normal(shape.kv_heads, 1, shape.head_dim)
+    tails = (mx.where(is_new, row, tail) for tail in (cache.tail_keys, cache.tail_values))
+    cache = KVCache(cache.keys, cache.values, *tails)
+    got = kernel("attention.step_attention")(q, cache, _position(context), proj, shape)
+    want = expected(reference.step_attention, q, _numpy(cache), _position(context), proj, shape)
+    return [close("out", got, want)]
+
+
+def _rows(cache: KVCache, length: int) -> tuple[np.ndarray, np.ndarray]:
+    return reference.rows(_numpy(cache), length)
+
+
+def _append(shape: AttentionShape, rows: int, context: int) -> list[Output]:
+    source = Source(f"append {rows} {context}")
+    proj, k = source.normal(rows, shape.projection_width), source.normal(rows, shape.kv_heads, shape.head_dim)
+    cache = source.cache(context, shape)
+    got = kernel("attention.append")(cache, k, proj, _position(context), context, shape)
+    want = expected(reference.append, _numpy(cache), k, proj, _position(context), context, shape)
+    found, wanted = _rows(got, context + rows), reference.rows(want, context + rows)
+    return [equal(name, ours, theirs) for name, ours, theirs in zip(("keys", "values"), found, wanted, strict=True)]
+
+
+def _merge_tail(shape: AttentionShape, context: int) -> list[Output]:
+    length = context - context % TAIL_ROWS
+    source = Source(f"merge_tail {context}")
+    main = source.cache(length - TAIL_ROWS, shape)
+    tails = [source.normal(shape.kv_heads, TAIL_ROWS, shape.head_dim) for _ in range(2)]
+    cache = KVCache(main.keys, main.values, *tails)
+    got = kernel("attention.merge_tail")(cache, length)
+    found, wanted = _rows(got, length), reference.rows(reference.merge_tail(_numpy(cache), length), length)
+    return [equal(name, ours, theirs) for name, ours, theirs in zip(("keys", "values"), found, wanted, strict=True)]
+
+
+def _prefill_attention(shape: AttentionShape, rows: int, context: int) -> list[Output]:
+    source = Source(f"prefill_attention {rows} {context}")
+    q, proj = source.normal(rows, shape.query_heads, shape.head_dim), source.normal(rows, shape.projection_width)
+    k = source.normal(rows, shape.kv_heads, shape.head_dim)
+    position = _position(context)
+    cache = replacement("attention.append")(source.cache(context, shape), k, proj, position, context, shape)
+    got = kernel("attention.prefill_attention")(q, cache, position, proj, shape)
+    taken = sample(rows, _TOKENS)
+    keys, values = _rows(cache, context + rows)
+    gates = reference.split_projection(to_float64(proj), shape)[1]
+    queries = to_float64(q)
+    want = [reference.attend(queries[t : t + 1], keys, values, context + t, gates[t : t + 1], shape) for t in taken]
+    return [close("out", got[mx.array(taken)], np.concatenate(want))]

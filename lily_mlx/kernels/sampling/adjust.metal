@@ -14,7 +14,7 @@ constexpr uint THREADS = 32u * uint(SIMDGROUPS);
 constexpr uint IN_REPETITION = 0x80000000u;
 constexpr uint IN_PRESENCE = 0x40000000u;
 constexpr uint TIMES = 0x3fffffffu;
-threadgroup atomic_uint seen[SLICE]; // two flags and the number of times in the frequency penalty's context
+threadgroup metal::atomic_uint seen[SLICE]; // two flags and the number of times in the frequency penalty's context
 threadgroup float bias[SLICE];
 threadgroup float group_values[SIMDGROUPS];
 threadgroup float group_totals[SIMDGROUPS];

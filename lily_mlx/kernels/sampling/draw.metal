@@ -48,11 +48,11 @@ for (uint i = thread_id; i < parts; i += THREADS) {
 }
 const float all = threadgroup_tally<SIMDGROUPS>(0u, own_mass, counts, masses, simd_group, lane).mass;
 const uint best_key = logit_key(best);
-Limits limits;
-limits.mass = top_p * all;
-limits.most = top_k;
-limits.floor = logit_key(best + settings[LOG_MIN_P]);
-limits.least = uint(settings[MIN_TOKENS_TO_KEEP]);
+KeepRule rule;
+rule.mass = top_p * all;
+rule.most = top_k;
+rule.floor = logit_key(best + settings[LOG_MIN_P]);
+rule.least = uint(settings[MIN_TOKENS_TO_KEEP]);
 
 // A key that no kept token is below: from the parts it is known that at most `below` of the mass is at or below a
 // key, and that at least `count` tokens are above it. XTC takes away at most 1 / threshold tokens before top-k.
@@ -73,7 +73,7 @@ while (low < high) {
   }
   const Tally tally = threadgroup_tally<SIMDGROUPS>(count, below, counts, masses, simd_group, lane);
   const bool dropped = tally.mass < (1.0f - top_p) * all || tally.count >= bound_most ||
-      (middle < limits.floor && tally.count >= limits.least);
+      (middle < rule.floor && tally.count >= rule.least);
   if (dropped) {
     low = middle + 1u;
   } else {
@@ -107,11 +107,11 @@ for (uint part = simd_group; part < parts; part += uint(SIMDGROUPS)) {
 
 uint highest = 0xffffffffu;
 if (excluding) {
-  limits.most = 0xffffffffu;
+  rule.most = 0xffffffffu;
   const uint lowest =
-      lowest_kept<SIMDGROUPS>(limits, keys, weights, mine, low, best_key, thread_id, counts, masses, simd_group, lane);
+      lowest_kept<SIMDGROUPS>(rule, keys, weights, mine, low, best_key, thread_id, counts, masses, simd_group, lane);
   const uint last = last_kept<SIMDGROUPS>(
-      limits, keys, weights, ids, mine, lowest, vocabulary, thread_id, counts, masses, simd_group, lane);
+      rule, keys, weights, ids, mine, lowest, vocabulary, thread_id, counts, masses, simd_group, lane);
   float kept = 0.0f;
   for (uint i = 0u; i < mine; ++i) {
     const uint at = i * THREADS + thread_id;
@@ -146,15 +146,15 @@ if (excluding) {
     }
   }
   // What is left is limited by its number only.
-  limits.mass = INFINITY;
-  limits.most = top_k;
-  limits.floor = 0u;
+  rule.mass = INFINITY;
+  rule.most = top_k;
+  rule.floor = 0u;
   low = lowest;
 }
 const uint lowest =
-    lowest_kept<SIMDGROUPS>(limits, keys, weights, mine, low, best_key, thread_id, counts, masses, simd_group, lane);
+    lowest_kept<SIMDGROUPS>(rule, keys, weights, mine, low, best_key, thread_id, counts, masses, simd_group, lane);
 const uint last = last_kept<SIMDGROUPS>(
-    limits, keys, weights, ids, mine, lowest, vocabulary, thread_id, counts, masses, simd_group, lane);
+    rule, keys, weights, ids, mine, lowest, vocabulary, thread_id, counts, masses, simd_group, lane);
 
 float chosen = -INFINITY;
 uint chosen_token = 0xffffffffu;

@@ -35,15 +35,15 @@ inline Tally threadgroup_tally(
 }
 
 // What must hold for a token to be kept, when tokens come in the order of their logits.
-struct Limits {
+struct KeepRule {
   float mass; // of the tokens before it, stays below this (top-p)
   uint most; // of the tokens before it, there are fewer than this (top-k)
   uint floor; // its key is not below this (min-p) ...
   uint least; // ... unless there are fewer tokens than this before it
 };
 
-inline bool is_kept(thread const Limits& limits, uint key, Tally before) {
-  return before.mass < limits.mass && before.count < limits.most && (key >= limits.floor || before.count < limits.least);
+inline bool is_kept(thread const KeepRule& rule, uint key, Tally before) {
+  return before.mass < rule.mass && before.count < rule.most && (key >= rule.floor || before.count < rule.least);
 }
 
 // A thread's tokens: element i of thread t is at i * THREADS + t.
@@ -66,13 +66,13 @@ inline Tally tally_above(
 // smaller, rounded or not, so that the search has one answer.
 template <int SIMDGROUPS>
 inline uint lowest_kept(
-    thread const Limits& limits, const device uint* keys, const device float* weights, uint mine, uint low, uint high,
+    thread const KeepRule& rule, const device uint* keys, const device float* weights, uint mine, uint low, uint high,
     uint thread_id, threadgroup uint* counts, threadgroup float* masses, uint simd_group, uint lane) {
   while (low < high) {
     const uint middle = low + (high - low) / 2u;
     const Tally before =
         tally_above<SIMDGROUPS>(keys, weights, mine, middle, thread_id, counts, masses, simd_group, lane);
-    if (is_kept(limits, middle, before)) {
+    if (is_kept(rule, middle, before)) {
       high = middle;
     } else {
       low = middle + 1u;
@@ -81,19 +81,19 @@ inline uint lowest_kept(
   return low;
 }
 
-// The token id up to which tokens with this key are kept: the lower ids, as many as the limits on numbers allow.
+// The token id up to which tokens with this key are kept: the lower ids, as many as the rule on numbers allow.
 template <int SIMDGROUPS>
 inline uint last_kept(
-    thread const Limits& limits, const device uint* keys, const device float* weights, const device uint* ids,
+    thread const KeepRule& rule, const device uint* keys, const device float* weights, const device uint* ids,
     uint mine, uint key, uint vocabulary, uint thread_id, threadgroup uint* counts, threadgroup float* masses,
     uint simd_group, uint lane) {
   const uint above =
       tally_above<SIMDGROUPS>(keys, weights, mine, key, thread_id, counts, masses, simd_group, lane).count;
   const uint from =
       tally_above<SIMDGROUPS>(keys, weights, mine, key - 1u, thread_id, counts, masses, simd_group, lane).count;
-  uint room = limits.most - above;
-  if (key < limits.floor) {
-    room = metal::min(room, limits.least - above);
+  uint room = rule.most - above;
+  if (key < rule.floor) {
+    room = metal::min(room, rule.least - above);
   }
   uint low = 0u;
   uint high = vocabulary - 1u;

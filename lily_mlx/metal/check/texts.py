@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from lily_mlx.checkpoints import bundled_checkpoint
+from lily_mlx.engine import make_sampling
 from lily_mlx.kernels.attention import TAIL_ROWS, KVCache, capacity_for
 from lily_mlx.kernels.linear.weight import BITS, GROUP_SIZES
 from lily_mlx.model import (
@@ -33,6 +34,7 @@ from lily_mlx.model import (
     with_arrays,
 )
 from lily_mlx.model.abstract import abstract_weights
+from lily_mlx.model.choice import choose
 from lily_mlx.model.prefill import all_logits
 
 from .. import metal_backend
@@ -188,6 +190,7 @@ def _shared_experts(settings: dict[str, Any]) -> list[str]:
 def _texts_of(workload: Workload) -> Iterator[tuple[str, str]]:
     config = workload.config
     weights = abstract_weights(config)
+    yield from record(*_choices(config, (weights, empty_caches(config))))
     for context in workload.contexts:
         state = (weights, _caches(config, context))
         yield from record(*_step(config, state))
@@ -223,6 +226,21 @@ def _step(config: ModelConfig, state: State) -> tuple[Trace, list[mx.array]]:
 
     inputs = [mx.zeros(1, mx.uint32), mx.zeros(1, mx.int32), mx.zeros(8), mx.zeros(1, mx.uint32)]
     return step, [*inputs, *arrays_of(state)]
+
+
+def _choices(config: ModelConfig, state: State) -> tuple[Trace, list[mx.array]]:
+    """The ends of a step that make_sampling leads to beside the plain one, `_step`'s."""
+    filtered = make_sampling(1.0, 0, top_p=0.9, presence_penalty=1.0)
+    penalised = make_sampling(0.0, 0, presence_penalty=1.0)
+    inputs = mx.zeros((1, config.hidden_size), mx.bfloat16), mx.zeros(1, mx.uint32), mx.zeros(1, mx.int32)
+    like = (state, filtered, penalised)
+
+    def choices(x: mx.array, tokens: mx.array, position: mx.array, *arrays: mx.array) -> Any:
+        (weights, _), *samplings = with_arrays(like, arrays)
+        chosen = [choose(weights, config, x, tokens, position, sampling) for sampling in samplings]
+        return arrays_of(tuple(chosen))
+
+    return choices, [*inputs, *arrays_of(like)]
 
 
 def _chunk(config: ModelConfig, state: State, rows: int, context: int) -> tuple[Trace, list[mx.array]]:

@@ -52,7 +52,7 @@ FULL = Sizes(
 )
 # The same kernels with fewer weights: what the engine can afford to try before its first token.
 SHORT = replace(
-    FULL, label="Qwen3.6-35B-A3B, few weights", experts=32, vocabulary=4096, rows=(9, 64, 300), contexts=(300,)
+    FULL, label="Qwen3.6-35B-A3B, few weights", experts=32, vocabulary=4096, rows=(9, 64, 300), contexts=(300, 4096)
 )
 SMALL = Sizes(
     label="small",
@@ -64,5 +64,5 @@ SMALL = Sizes(
     expert_size=64,
     vocabulary=2048,
     rows=(9, 40),
-    contexts=(0, 130),
+    contexts=(0, 120, 1100),  # a chunk completes a block after 120; after 1100 its keys are shared in parts
 )

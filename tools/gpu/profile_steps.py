@@ -46,7 +46,7 @@ def summary(events: list[dict[str, Any]], repeats: int) -> dict[str, Any]:
     """Kernel times of one repeat."""
     groups: dict[str, list[float]] = collections.defaultdict(list)
     for event in events:
-        match = re.search(r"lily_(\w+?)_[0-9a-f]{16}", event["name"])
+        match = re.search(r"lily_(\w+?_[0-9a-f]{4})[0-9a-f]{12}", event["name"])  # name and form of a kernel
         groups[match.group(1) if match else event["name"][:70]].append(event["dur"])
     events = sorted(events, key=lambda e: e["ts"])
     idle = sum(max(0.0, b["ts"] - a["ts"] - a["dur"]) for a, b in zip(events, events[1:], strict=False))

@@ -2,7 +2,8 @@
 //
 // A Tile<M, N> spreads M x N floats over the 32 lanes. Only row() and column() say where a lane's i-th
 // element stands: kernels never assume a layout. A backend that has its own matrix instructions defines
-// LILY_NATIVE_TILE and supplies the same struct and functions.
+// LILY_NATIVE_TILE and supplies the same struct and functions. An operand whose rows are a multiple of 8 elements apart
+// must start at a multiple of 16 bytes.
 #if !defined(LILY_TILE) && !defined(LILY_NATIVE_TILE)
 #define LILY_TILE
 

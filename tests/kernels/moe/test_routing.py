@@ -139,9 +139,16 @@ def test_both_sides_of_each_sort_width(tokens: int) -> None:
     check_routing(random_logits(6, tokens, 4), 2)
 
 
-def test_tile_height_grows_with_the_rows_per_expert() -> None:
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("metal", [8, 8, 16, 16, 32, 32, 64, 64]), ("cuda", [16, 16, 16, 32, 32, 64, 64, 128])],
+)
+def test_tile_height_grows_with_the_rows_per_expert(
+    device: str, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "current_backend", lambda: device)
     heights = [policy.tile_height(tokens, 8, 256) for tokens in (1, 256, 257, 512, 513, 1024, 1025, 8192)]
-    assert heights == [8, 8, 16, 16, 32, 32, 64, 64]
+    assert heights == expected
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
 
-from lily_mlx.engine import DEFAULT_CHUNK_SIZE, Engine, SequenceState, generate_tokens, log_probabilities, make_sampling
+from lily_mlx.engine import (
+    DEFAULT_CHUNK_SIZE,
+    SAMPLING_OPTIONS,
+    Engine,
+    SequenceState,
+    generate_tokens,
+    log_probabilities,
+    make_sampling,
+)
 from lily_mlx.engine.sampling import LogitsProcessor, Sampler
 from lily_mlx.model import Model, Sampling
 
@@ -68,13 +77,16 @@ def stream_generate(
         temp: 0 for the most likely token, else the temperature of sampling inside the step's kernels.
         seed: of that sampling; None draws one from `mx.random`.
         sampler: a function from log-probabilities [1, V] to tokens [1], as mlx_lm's `make_sampler` gives. It
-            replaces `temp` and `seed` and runs beside the kernels, at its own cost.
+            replaces `temp`, `seed` and the other keywords of sampling and runs beside the kernels, at its own cost.
         logits_processors: functions from (tokens so far, logits [1, V]) to logits.
         prefill_step_size: tokens of the prompt that go through the layers at once.
         prompt_progress_callback: called with (tokens processed, tokens of the prompt).
         prompt_cache: from mlx_lm's `make_prompt_cache` or `load_prompt_cache`; the prompt continues its tokens. It is
             changed in place and holds the prompt and every token that came out, however the generation ends.
-        options: other keywords of mlx_lm; they must keep their defaults.
+        options: more of the sampling inside the kernels, with mlx_lm's names: `top_p`, `min_p`,
+            `min_tokens_to_keep`, `top_k`, `xtc_probability`, `xtc_threshold`, `xtc_special_tokens`, `logit_bias`,
+            and `repetition_penalty`, `presence_penalty`, `frequency_penalty` with their `..._context_size`, see
+            `lily_mlx.engine.make_sampling`; and other keywords of mlx_lm, which must keep their defaults.
 
     Yields:
         mlx_lm's `GenerationResponse`. The last one has a `finish_reason`: "stop" after an end-of-sequence
@@ -89,10 +101,12 @@ def stream_generate(
 
     if max_tokens == 0 or max_tokens < -1:
         raise ValueError(f"max_tokens is {max_tokens}: give a positive number, or -1 for no limit")
-    if (sampler is not None or logits_processors) and (temp != 0 or seed is not None):
+    more = {name: options.pop(name) for name in SAMPLING_OPTIONS if name in options}
+    if (sampler is not None or logits_processors) and (temp != 0 or seed is not None or more):
         raise ValueError(
-            "temp and seed belong to the sampling inside the kernels; with a sampler or logits_processors "
-            "give them to mlx_lm's make_sampler and to mx.random.seed"
+            f"{', '.join(['temp', 'seed', *more])} belong to the sampling inside the kernels; with a sampler or "
+            "logits_processors give them to mlx_lm's make_sampler and make_logits_processors, and the seed to "
+            "mx.random.seed"
         )
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
@@ -103,7 +117,7 @@ def stream_generate(
             model,
             tokenizer,
             mx.array(tokens, mx.uint32),
-            temp,
+            {"temp": temp, **more},
             seed,
             sampler,
             max_tokens=max_tokens,
@@ -122,7 +136,7 @@ def stream_generate(
     steps = _steps(
         ours,
         tokens,
-        make_sampling(temp, seed),
+        make_sampling(temp, seed, **more),
         stream,
         before,
         prompt_cache,
@@ -421,15 +435,20 @@ def _mlx_lm_stream_generate(
     model: Any,
     tokenizer: TokenizerWrapper,
     prompt: mx.array,
-    temp: float,
+    sampling: dict[str, Any],
     seed: int | None,
     sampler: Sampler | None,
     **options: Any,
 ) -> Iterator[GenerationResponse]:
     """mlx_lm's own function, for a model that the kernels do not run."""
     from mlx_lm import stream_generate as mlx_lm_stream_generate
-    from mlx_lm.sample_utils import make_sampler
+    from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
+    make_sampling(seed=seed, **sampling)  # the same values are refused
     if seed is not None:
         mx.random.seed(seed)
-    yield from mlx_lm_stream_generate(model, tokenizer, prompt, sampler=sampler or make_sampler(temp), **options)
+    of_logits = inspect.signature(make_logits_processors).parameters
+    changes = {name: sampling.pop(name) for name in of_logits if name in sampling}
+    sampler = sampler or make_sampler(**sampling)
+    options["logits_processors"] = options["logits_processors"] or make_logits_processors(**changes)
+    yield from mlx_lm_stream_generate(model, tokenizer, prompt, sampler=sampler, **options)

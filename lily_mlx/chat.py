@@ -12,7 +12,7 @@ import mlx.core as mx
 from lily_mlx.api import REFUSED
 from lily_mlx.command import add_backend, mlx_lm_arguments, model_path, refuse, run, run_mlx_lm
 from lily_mlx.conversation import Conversation
-from lily_mlx.generate import _sampling_options
+from lily_mlx.generate import sampling_options
 from lily_mlx.loading import find_model, load, why_mlx_lm
 from lily_mlx.model import read_config
 
@@ -66,7 +66,7 @@ def _run(args: argparse.Namespace) -> None:
     options = {
         "max_tokens": args.max_tokens,
         "prefill_step_size": args.prefill_step_size,
-        **_sampling_options(_sampling(args), tokenizer, model.config.vocab_size),
+        **sampling_options(_sampling(args), tokenizer),
     }
     print(f"{PROGRAM}: {name}\n{_HELP}")
     _converse(Conversation(model, tokenizer, args.system_prompt), options)

@@ -30,6 +30,8 @@ __all__ = ["generate", "main", "stream_generate"]
 
 PROGRAM = "lily_mlx.generate"
 
+_FILTERS = ("top_p", "min_p", "min_tokens_to_keep", "top_k", "xtc_probability", "xtc_threshold")
+
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command's flags: all of mlx_lm's, and `--backend`."""
@@ -121,7 +123,7 @@ def _run(args: argparse.Namespace) -> None:
         max_tokens=args.max_tokens,
         prefill_step_size=args.prefill_step_size,
         prompt_cache=cache,
-        **_sampling_options(args, tokenizer, model.config.vocab_size),
+        **sampling_options(args, tokenizer),
     )
     if not args.verbose:
         print(text)
@@ -173,25 +175,12 @@ def _apply_template(
     return render(prompt)[render(mark).index(mark) :]
 
 
-def _sampling_options(args: argparse.Namespace, tokenizer: Any, vocab_size: int) -> dict[str, Any]:
-    """Sampling inside the kernels where they can do it, else mlx_lm's sampler."""
-    top_k = args.top_k if args.top_k < vocab_size else 0
-    filters = 0 < args.top_p < 1 or args.min_p or top_k > 0 or args.xtc_probability > 0
-    if args.temp == 0 or not filters:
-        return {"temp": args.temp, "seed": args.seed}
-    from mlx_lm.sample_utils import make_sampler
-
-    sampler = make_sampler(
-        args.temp,
-        args.top_p,
-        args.min_p,
-        args.min_tokens_to_keep,
-        top_k=top_k,
-        xtc_probability=args.xtc_probability,
-        xtc_threshold=args.xtc_threshold,
-        xtc_special_tokens=tokenizer.encode("\n") + list(tokenizer.eos_token_ids),
-    )
-    return {"sampler": sampler}
+def sampling_options(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
+    """The sampling inside the kernels that the flags ask for."""
+    options = {name: getattr(args, name) for name in ("temp", "seed", *_FILTERS)}
+    if args.xtc_probability > 0:
+        options["xtc_special_tokens"] = tokenizer.encode("\n") + list(tokenizer.eos_token_ids)
+    return options
 
 
 if __name__ == "__main__":

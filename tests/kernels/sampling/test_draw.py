@@ -78,7 +78,7 @@ def test_matches_the_definition(filters, vocabulary, spread):
 
 @pytest.mark.parametrize("filters", FILTERS)
 def test_support_on_the_full_vocabulary(filters):
-    """The definition's tokens, and mlx_lm's: all of them, but for what its float32 sums of 248,320 terms miss of p."""
+    """The definition's tokens, and mlx_lm's: all of them, but for what float32 sums of 248,320 terms miss of p."""
     generator = rng(1)
     logits = (generator.standard_normal(248_320) * 3).astype(np.float32)
     logits[generator.integers(0, logits.size, 12)] += 12  # a few likely tokens, as a language model has
@@ -88,7 +88,7 @@ def test_support_on_the_full_vocabulary(filters):
     probabilities = np.exp(logits.astype(np.float64))
     probabilities /= probabilities.sum()
     want = reference.kept(logits, settings)
-    assert probabilities[kept != want].sum() < (1e-7 if settings.top_p > 0.99 else 1e-15)
+    assert probabilities[kept != want].sum() < (1e-5 if settings.top_p > 0.99 else 1e-15)
     if settings.top_k >= logits.size:  # refused by mlx_lm
         assert kept.all()
         return
@@ -110,7 +110,9 @@ def test_xtc_drops_what_mlx_lm_drops(exclusion, special, vocabulary):
     want_token, want = case.draw_reference()
     assert np.flatnonzero(kept).tolist() == np.flatnonzero(want).tolist()
     assert token == want_token
-    assert np.flatnonzero(kept).tolist() == np.flatnonzero(np.isfinite(mlx_lms(logits, case.settings, special))).tolist()
+    assert (
+        np.flatnonzero(kept).tolist() == np.flatnonzero(np.isfinite(mlx_lms(logits, case.settings, special))).tolist()
+    )
 
 
 def test_xtc_comes_with_its_probability():

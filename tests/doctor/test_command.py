@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,7 +135,7 @@ class TestTimings:
     def test_every_pair_computes_on_both_sides(self):
         import mlx.core as mx
 
-        for pair in pairs(SMALL):
+        for pair in pairs(replace(SMALL, rows=(9,), contexts=(120,))):
             ours, theirs = pair.make()
             mx.eval(ours(), theirs())
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from lily_mlx.engine import DEFAULT_CHUNK_SIZE, SequenceState, make_sampling
-from lily_mlx.model import LayerCache, Model, ModelConfig, arrays_of, empty_caches, merge_tails, prefill_chunk
+from lily_mlx.model import LayerCache, Model, ModelConfig, Sampling, arrays_of, merge_tails, prefill_chunk
 from lily_mlx.model.prefill import all_logits
 
 from .cache import ArraysCache, BatchKVCache, KVCache, adopt
@@ -118,12 +119,18 @@ def _store(cache: list[Any], states: Sequence[SequenceState]) -> None:
                 cache[i].window = layer.window
 
 
+@functools.cache
+def _greedy() -> Sampling:
+    """A step always chooses a token; here the caller does that again, from the logits."""
+    return make_sampling()
+
+
 def _feed(model: Model, tokens: mx.array, state: SequenceState) -> tuple[mx.array, SequenceState]:
     """Feeds the tokens, uint32 [L], of one sequence; returns logits float32 [L, V] and the new state."""
     if not tokens.size:
         return mx.zeros((0, model.config.vocab_size), mx.float32), state
     if tokens.size == 1 and state.length:
-        output = model.step(tokens, state.position, state.caches, make_sampling())
+        output = model.step(tokens, state.position, state.caches, _greedy())
         length = state.length + 1
         caches = merge_tails(output.caches, length)
         return output.logits, SequenceState(length, caches, None, output.position, None)
@@ -138,6 +145,3 @@ def _feed(model: Model, tokens: mx.array, state: SequenceState) -> tuple[mx.arra
         rows.append(all_logits(model.weights, model.config, x))
     logits = mx.concatenate(rows) if len(rows) > 1 else rows[0]
     return logits, SequenceState(length, caches, None, mx.array([length], mx.int32), None)
-
-
-__all__ = ["empty_caches", "forward", "make_cache", "sequence_state", "store_sequence"]

@@ -7,7 +7,8 @@ from itertools import islice
 import mlx.core as mx
 import pytest
 
-from lily_mlx.engine import Engine, SequenceState, generate_tokens, make_sampling
+from lily_mlx.engine import Engine, SequenceState, generate_tokens, make_sampling, recent_tokens
+from lily_mlx.kernels.sampling import NO_TOKEN
 from lily_mlx.model import Model, arrays_of
 from tests.model import synthetic
 from tests.support import rng, to_numpy
@@ -224,6 +225,158 @@ class TestSampling:
         deviation = (probability * (1 - probability) / draws) ** 0.5
         print(f"best token: probability {probability:.3f}, frequency {hits / draws:.3f}")
         assert abs(hits / draws - probability) < 4 * deviation
+
+
+PENALTIES = [
+    pytest.param({"repetition_penalty": 20.0, "repetition_context_size": 100}, id="repetition"),
+    pytest.param({"presence_penalty": 2.0, "presence_context_size": 40}, id="presence"),
+    pytest.param({"frequency_penalty": 3.0, "frequency_context_size": 32}, id="frequency"),
+    pytest.param({"repetition_penalty": 1.5, "frequency_penalty": 0.5, "logit_bias": {7: 9.0, 11: -4.0}}, id="several"),
+    pytest.param({"logit_bias": {5: 1e4}}, id="bias"),
+]
+
+
+class TestControls:
+    """Filters, penalties and biases inside the step, against mlx_lm's functions on the same engine's logits."""
+
+    @pytest.mark.parametrize("options", PENALTIES)
+    @pytest.mark.parametrize("chunk_size", [2048, 33], ids=lambda size: f"chunks of {size}")
+    def test_penalties_are_mlx_lms(self, engine, options, chunk_size):
+        from mlx_lm.sample_utils import make_logits_processors
+
+        prompt = tokens(70)
+        ours = list(
+            generate_tokens(engine, prompt, make_sampling(0.0, **options), max_tokens=16, chunk_size=chunk_size)
+        )
+        theirs = list(
+            generate_tokens(engine, prompt, GREEDY, max_tokens=16, logits_processors=make_logits_processors(**options))
+        )
+        assert [token for token, _ in ours] == [token for token, _ in theirs]
+        assert [token for token, _ in ours] != run(engine, prompt, 16)
+        for (_, got), (_, want) in zip(ours, theirs, strict=True):
+            assert abs(to_numpy(got) - to_numpy(want)).max() < 0.1
+
+    def test_a_fork_keeps_its_own_recent_tokens(self, engine):
+        sampling = make_sampling(frequency_penalty=2.0)
+        start = engine.prefill(engine.empty(), tokens(5), sampling)
+        alone = [engine.prefill(start, [token], sampling) for token in (3, 4)]
+        for _ in range(4):
+            alone = [engine.step(state, sampling) for state in alone]
+        recent = [to_numpy(state.recent).tolist() for state in alone]
+        assert recent[0] != recent[1]
+        assert [slots[5] for slots in recent] == [3, 4]
+
+    def test_recent_tokens_are_those_of_the_text(self, engine):
+        sampling = make_sampling(presence_penalty=1.0, presence_context_size=50)
+        prompt = tokens(100)
+        state = engine.prefill(engine.empty(), prompt[:97], sampling)
+        text = prompt[:97]
+        for _ in range(3):
+            text.append(int(state.token.item()))
+            state = engine.step(state, sampling)
+        assert state.recent.tolist() == recent_tokens(text, sampling).tolist()
+        assert len(set(state.recent.tolist()) - set(text)) == 0
+
+    def test_a_state_without_recent_tokens_starts_to_remember(self, engine):
+        sampling = make_sampling(presence_penalty=1.0)
+        plain = engine.prefill(engine.empty(), tokens(9), GREEDY)
+        assert plain.recent is None
+        after = engine.step(plain, sampling)
+        assert sorted(set(after.recent.tolist())) == sorted({int(plain.token.item()), NO_TOKEN})
+        assert engine.step(after, GREEDY).recent is None
+        assert recent_tokens([1, 2], GREEDY) is None
+
+    def test_another_context_size_is_refused(self, engine):
+        state = engine.prefill(engine.empty(), tokens(9), make_sampling(presence_penalty=1.0))
+        other = make_sampling(presence_penalty=1.0, presence_context_size=33)
+        with pytest.raises(ValueError, match=r"remembers 32 recent tokens and the sampling's penalties need 64"):
+            engine.step(state, other)
+        with pytest.raises(ValueError, match="remembers 32"):
+            engine.prefill(state, [1], other)
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}, {"top_p": 0.9, "min_p": 0.05, "top_k": 6}],
+        ids=str,
+    )
+    def test_filtered_tokens_are_mlx_lms(self, engine, options):
+        """Every token that comes out is one that mlx_lm's filters keep, and not always the most likely one."""
+        from mlx_lm import sample_utils
+
+        sampling = make_sampling(1.5, 4, **options)
+        others = 0
+        for token, logits in generate_tokens(engine, tokens(9), sampling, max_tokens=30):
+            values = logits - mx.logsumexp(logits)
+            if "top_p" in options:
+                values = sample_utils.apply_top_p(values, options["top_p"])
+            if "min_p" in options:
+                values = sample_utils.apply_min_p(values, options["min_p"])
+            if "top_k" in options:
+                values = sample_utils.apply_top_k(values, options["top_k"])
+            assert values[0, token].item() > -float("inf")
+            others += token != mx.argmax(logits).item()
+        assert others
+
+    @pytest.mark.parametrize("options", [{"top_p": 0.5}, {"top_k": 5, "presence_penalty": 1.0}], ids=str)
+    def test_a_seed_repeats_and_seeds_differ(self, engine, options):
+        def drawn(seed):
+            sampling = make_sampling(2.0, seed, **options)
+            return [token for token, _ in generate_tokens(engine, tokens(9), sampling, max_tokens=12)]
+
+        assert drawn(1) == drawn(1) != drawn(2)
+
+    @pytest.mark.parametrize("options", [{"top_k": 320}, {"top_p": 1.0}, {"min_p": 0.0, "top_k": 5000}], ids=str)
+    def test_filters_without_effect(self, engine, options):
+        plain, filtered = make_sampling(1.0, 5), make_sampling(1.0, 5, **options)
+        prompt = tokens(9)
+        assert [t for t, _ in generate_tokens(engine, prompt, plain, max_tokens=12)] == [
+            t for t, _ in generate_tokens(engine, prompt, filtered, max_tokens=12)
+        ]
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"top_p": 0.5, "top_k": 3},  # without a temperature
+            {"temp": 0.7, "top_p": 1.0, "repetition_penalty": 1.0, "presence_penalty": None, "xtc_threshold": 0.2},
+            {"repetition_penalty": 0, "logit_bias": {}},
+        ],
+        ids=str,
+    )
+    def test_what_has_no_effect_costs_nothing(self, options):
+        assert make_sampling(**options).controls is None
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"top_p": 1.5}, "top_p 1.5 .* from 0 to 1"),
+            ({"top_p": -0.1}, "top_p -0.1"),
+            ({"top_p": float("nan")}, "top_p nan"),
+            ({"min_p": 2}, "min_p 2"),
+            ({"min_tokens_to_keep": 0}, "min_tokens_to_keep 0"),
+            ({"top_k": -1}, "top_k -1 .* 0 to keep all"),
+            ({"top_k": 2.5}, "top_k 2.5 .* whole number"),
+            ({"top_k": True}, "top_k True"),
+            ({"xtc_probability": 1.1}, "xtc_probability 1.1"),
+            ({"xtc_threshold": 0.6}, "xtc_threshold 0.6 .* 0 to 0.5"),
+            ({"repetition_penalty": -1.0}, "repetition_penalty -1.0"),
+            ({"repetition_context_size": 0}, "repetition_context_size 0 .* from 1 to 65536"),
+            ({"presence_penalty": float("inf")}, "presence_penalty inf"),
+            ({"presence_context_size": 2**20}, "presence_context_size 1048576"),
+            ({"frequency_penalty": "1"}, "frequency_penalty '1'"),
+            ({"logit_bias": {-3: 1.0}}, "logit_bias names token id -3"),
+            ({"logit_bias": {3: float("nan")}}, "logit_bias of token id 3 is nan"),
+            ({"xtc_special_tokens": ["x"]}, "xtc_special_tokens names token id 'x'"),
+        ],
+        ids=lambda value: str(value) if isinstance(value, dict) else "",
+    )
+    def test_values_out_of_range_are_refused(self, options, words):
+        with pytest.raises(ValueError, match=words):
+            make_sampling(1.0, **options)
+
+    def test_a_bias_outside_the_vocabulary_is_refused(self, engine):
+        with pytest.raises(ValueError, match="token id 320, which is not in the model's vocabulary of 320"):
+            engine.prefill(engine.empty(), [1], make_sampling(logit_bias={320: 1.0}))
 
 
 class TestLimits:

@@ -118,6 +118,26 @@ def test_sampler_of_mlx_lm(loaded):
     assert generate(*loaded, PROMPT, sampler=make_sampler(0.7, top_k=1)) == TEXT
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}, {"top_k": 10**6, "top_p": 1e-4, "min_p": 0.5}],
+    ids=str,
+)
+def test_filters_that_keep_one_token(loaded, options):
+    assert generate(*loaded, PROMPT, temp=3.0, seed=1, **options) == TEXT
+
+
+def test_logit_bias(loaded):
+    model, tokenizer = loaded
+    bias = {
+        tokenizer.convert_tokens_to_ids("\u0120gam"): -1e9,
+        tokenizer.convert_tokens_to_ids(EOS): 50.0,
+    }
+    assert generate(model, tokenizer, PROMPT, logit_bias=bias) == "alpha beta"
+    responses = list(stream_generate(model, tokenizer, PROMPT, logit_bias=bias))
+    assert [int(mx.argmax(r.logprobs).item()) for r in responses] == [r.token for r in responses]
+
+
 def test_logits_processors(loaded):
     model, tokenizer = loaded
     seen = []
@@ -145,6 +165,11 @@ def test_logits_processors(loaded):
         pytest.param({"draft_model": object()}, ValueError, "draft_model", id="draft"),
         pytest.param({"tempo": 1}, TypeError, "'tempo'", id="unknown"),
         pytest.param({"sampler": lambda x: x, "temp": 0.5}, ValueError, "make_sampler", id="two-samplers"),
+        pytest.param({"sampler": lambda x: x, "top_p": 0.5}, ValueError, "temp, seed, top_p", id="sampler-and-filter"),
+        pytest.param({"temp": 0.5, "top_p": 1.5}, ValueError, "top_p 1.5", id="top-p"),
+        pytest.param({"temp": 0.5, "top_k": -1}, ValueError, "top_k -1", id="top-k"),
+        pytest.param({"repetition_penalty": -1.0}, ValueError, "repetition_penalty -1.0", id="repetition"),
+        pytest.param({"logit_bias": {999999: 1.0}}, ValueError, "token id 999999", id="bias"),
         pytest.param({"prefill_step_size": 0}, ValueError, "chunk size is 0", id="step-size"),
         pytest.param({"temp": -1.0}, ValueError, "temperature -1.0", id="temperature"),
     ],

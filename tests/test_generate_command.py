@@ -132,7 +132,25 @@ def test_seed_repeats(command, random_model):
 
     assert run("--seed", 1) == run("--seed", 1) != run("--seed", 2)
     assert run("--seed", 1, "--top-k", 400) == run("--seed", 1)
-    assert run("--seed", 5, "--top-p", 0.9) == run("--seed", 5, "--top-p", 0.9)
+    filters = ["--top-p", 0.9, "--min-p", 0.001, "--top-k", 100, "--xtc-probability", 0.5, "--xtc-threshold", 0.01]
+    assert run("--seed", 5, *filters) == run("--seed", 5, *filters) != run("--seed", 6, *filters)
+
+
+@pytest.mark.parametrize("flags", [["--top-k", 1], ["--top-p", 1e-9], ["--min-p", 1]], ids=lambda flags: flags[0])
+def test_filters_that_keep_one_token(command, scripted, flags):
+    arguments = ["--model", scripted, "--verbose", "f"]
+    assert command(*arguments, "--temp", 3, *flags) == command(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "name"),
+    [("--top-p", 1.5, "top_p"), ("--min-p", -1, "min_p"), ("--top-k", -5, "top_k"), ("--xtc-threshold", 0.7, "xtc")],
+)
+def test_filters_out_of_range(command, scripted, flag, value, name):
+    code, _, err = command("--model", scripted, "--temp", 1, flag, value)
+    assert code == 1
+    assert f"{name}" in err
+    assert "is not supported: give" in err
 
 
 @pytest.mark.parametrize(

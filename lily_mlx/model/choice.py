@@ -62,7 +62,7 @@ class Sampling:
         if self.controls is not None and self.controls.largest_token >= size:
             raise ValueError(
                 f"the sampling names token id {self.controls.largest_token}, which is not in the model's "
-                f"vocabulary of {size} tokens"
+                f"vocabulary of {size} tokens: give ids from 0 to {size - 1}"
             )
 
     def recent_or_empty(self, recent: mx.array | None) -> mx.array | None:

@@ -61,6 +61,25 @@ def test_step_is_traced_once_for_each_capacity(model, traces):
         assert len(traces) == 2
 
 
+def test_step_is_traced_once_for_each_form_of_sampling(model, traces):
+    engine, state = Engine(model), first_state(model)
+    forms = [
+        {"temp": 0.5},
+        {"temp": 0.5, "top_p": 0.9},
+        {"temp": 0.5, "top_k": 3, "presence_penalty": 1.0},
+        {"presence_penalty": 1.0},
+    ]
+    with use_backend("metal", tracing=True):
+        for count, options in enumerate(forms, 1):
+            for _ in range(2):
+                after = engine.step(engine.step(state, make_sampling(**options)), make_sampling(**options))
+                assert (after.recent is not None) == ("presence_penalty" in options)
+            assert len(traces) == count
+        engine.step(state, make_sampling(0.9, 3, min_p=0.1))
+        engine.step(state, make_sampling(frequency_penalty=0.1, repetition_penalty=1.5, logit_bias={1: 2.0}))
+        assert len(traces) == len(forms)
+
+
 def test_step_keeps_shapes_and_dtypes(model):
     sampling, before = make_sampling(), first_state(model)
     with use_backend("metal", tracing=True):

@@ -10,6 +10,7 @@ import pytest
 
 from compare.full_size import configuration
 from compare.graph import Graph, trace
+from lily_mlx.engine import make_sampling
 from lily_mlx.metal import use_backend
 from lily_mlx.model import (
     ModelConfig,
@@ -22,6 +23,7 @@ from lily_mlx.model import (
     with_arrays,
 )
 from lily_mlx.model.abstract import abstract_weights
+from lily_mlx.model.choice import choose
 
 # Primitives that change how an array is addressed and launch nothing.
 VIEWS = {"Reshape", "Slice", "Squeeze", "ExpandDims", "Flatten", "Unflatten"}
@@ -67,6 +69,34 @@ def test_decode_step_is_263_kernels(model):
         kernels = launches(trace(step, [*inputs, *arrays_of(state)]))
     assert kernels.total() == DELTANET_LAYERS * (3 + 3) + ATTENTION_LAYERS * (5 + 3) + 3 == 263
     assert mx.get_active_memory() - before < 2**20
+
+
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        pytest.param({"presence_penalty": 1.0}, ["head", "adjust", "select"], id="penalty"),
+        pytest.param({"logit_bias": {3: 1.0}}, ["head", "adjust", "select"], id="bias"),
+        pytest.param({"temp": 0.7, "top_p": 0.9}, ["head", "adjust", "draw"], id="top-p"),
+        pytest.param(
+            {"temp": 0.7, "top_p": 0.9, "min_p": 0.1, "top_k": 40, "xtc_probability": 0.5, "frequency_penalty": 1.0},
+            ["head", "adjust", "draw"],
+            id="everything",
+        ),
+    ],
+)
+def test_a_choice_with_controls_is_3_kernels(model, options, end):
+    config, weights, _ = model
+    sampling = make_sampling(seed=1, **options)
+    like = (weights, sampling, sampling.recent_or_empty(None))
+    inputs = [mx.zeros((1, config.hidden_size), mx.bfloat16), mx.zeros(1, mx.uint32), mx.zeros(1, mx.int32)]
+
+    def end_of_step(x, tokens, position, *arrays):
+        new_weights, new_sampling, recent = with_arrays(like, arrays)
+        return arrays_of(choose(new_weights, config, x, tokens, position, new_sampling, recent))
+
+    with use_backend("metal", tracing=True):
+        kernels = launches(trace(end_of_step, [*inputs, *arrays_of(like)]))
+    assert kernels == Counter(end)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 128, 2048])

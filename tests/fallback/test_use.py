@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from lily_mlx import fallback
-from lily_mlx.engine import Engine, generate_tokens, make_sampling
+from lily_mlx.engine import Engine, SequenceState, generate_tokens, make_sampling
 from lily_mlx.kernels import attention, linear
 from lily_mlx.model import Model, cache, decode, prefill
 from tests.model import synthetic
@@ -93,3 +93,26 @@ def test_the_engine_chooses_the_same_tokens_with_all_replaced(engine):
     want = run()
     with fallback.using(fallback.NAMES):
         assert run() == want
+
+
+def test_compiled_steps_and_chunks(tmp_path, monkeypatch):
+    """On a GPU steps and chunks are traced once and used at other lengths; here MLX's CPU runs such a trace."""
+    settings = synthetic.config(num_experts_per_tok=8, num_hidden_layers=2, full_attention_interval=2)
+    plain = Engine(Model.load(synthetic.write_checkpoint(tmp_path, settings)))
+    prompt = rng(2).integers(0, 320, 134).tolist()
+    want = plain.prefill(plain.empty(), prompt, GREEDY)
+    monkeypatch.setattr("lily_mlx.model.model.current_backend", lambda: "cuda")
+    compiled = Engine(Model(plain.model.config, plain.model.weights))
+    with fallback.using(fallback.NAMES):
+        state = compiled.empty()
+        for start in range(0, 124, 4):
+            state = compiled.prefill(state, prompt[start : start + 4], GREEDY)
+        for token in prompt[124:]:
+            forced = SequenceState(
+                state.length, state.caches, mx.array([token], mx.uint32), state.position, state.logits
+            )
+            state = compiled.step(forced, GREEDY)
+    assert len(compiled.model._compiled) == 2
+    got, wanted = to_numpy(state.logits), to_numpy(want.logits)
+    assert abs(got - wanted).max() < 2e-2 * (wanted.max() - wanted.min())
+    assert (state.length, state.position.item()) == (134, 134)

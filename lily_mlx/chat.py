@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import sys
 from typing import Any
 
@@ -60,6 +61,8 @@ def _run(args: argparse.Namespace) -> None:
     )
     if args.max_tokens == 0 or args.max_tokens < -1:
         raise ValueError(f"--max-tokens is {args.max_tokens}: give a positive number, or -1 for no limit")
+    if not (math.isfinite(args.temp) and args.temp >= 0):
+        raise ValueError(f"temperature {args.temp} is not supported: give a finite number, 0 or above")
     mx.random.seed(args.seed)
     tokenizer_config = {"trust_remote_code": args.trust_remote_code}
     model, tokenizer = load(name, tokenizer_config, adapter_path=args.adapter_path)

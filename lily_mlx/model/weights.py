@@ -7,8 +7,9 @@ factor minus one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -95,7 +96,9 @@ class ModelWeights:
 
 def arrays_of(tree: Any) -> list[mx.array]:
     """All arrays inside nested dataclasses and tuples, in the order of their fields."""
-    return list(_arrays(tree))
+    arrays: list[mx.array] = []
+    _collect(tree, arrays)
+    return arrays
 
 
 def with_arrays(tree: Tree, arrays: Iterable[mx.array]) -> Tree:
@@ -104,23 +107,28 @@ def with_arrays(tree: Tree, arrays: Iterable[mx.array]) -> Tree:
     return rebuilt
 
 
-def _arrays(tree: Any) -> Iterator[mx.array]:
+# These run for every generated token: the fields of a class are looked up once.
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass; none for another class."""
+    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else ()
+
+
+def _collect(tree: Any, arrays: list[mx.array]) -> None:
     if isinstance(tree, mx.array):
-        yield tree
+        arrays.append(tree)
     elif isinstance(tree, tuple):
         for item in tree:
-            yield from _arrays(item)
-    elif is_dataclass(tree):
-        for f in fields(tree):
-            yield from _arrays(getattr(tree, f.name))
+            _collect(item, arrays)
+    else:
+        for name in _field_names(type(tree)):
+            _collect(getattr(tree, name), arrays)
 
 
 def _rebuild(tree: Any, arrays: Iterator[mx.array]) -> Any:
     if isinstance(tree, mx.array):
         return next(arrays)
     if isinstance(tree, tuple):
-        return tuple(_rebuild(item, arrays) for item in tree)
-    if is_dataclass(tree) and not isinstance(tree, type):
-        changed = {f.name: _rebuild(getattr(tree, f.name), arrays) for f in fields(tree)}
-        return replace(tree, **changed)
-    return tree
+        return tuple([_rebuild(item, arrays) for item in tree])
+    names = _field_names(type(tree))
+    return type(tree)(*[_rebuild(getattr(tree, name), arrays) for name in names]) if names else tree

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import re
+from pathlib import Path
 
 import pytest
 
@@ -125,6 +127,16 @@ def test_flags_mean_the_same(command):
 def test_help_of_mlx_lm_is_the_one_that_was_read(command):
     digests = {flag: digest(action.help or "") for flag, action in actions(command, "mlx_lm").items()}
     assert digests == HELP[command]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_has_a_row_in_the_documentation(command):
+    text = (Path(__file__).parents[1] / "docs" / "drop_in.md").read_text(encoding="utf-8")
+    section = text.partition(f"\n### {command}\n")[2].partition("\n#")[0]
+    rows = re.findall(r"^\| (`-.*?) \| (same|better|refused|mlx_lm's path) \|", section, re.MULTILINE)
+    documented = {flag for names, _ in rows for flag in re.findall(r"`(-[^`]+)`", names)}
+    wanted = {flag for action in actions(command, "mlx_lm").values() for flag in action.option_strings}
+    assert documented == wanted - {"-h", "--help"}
 
 
 @pytest.mark.parametrize("text", ["True", "T", "yes", "0", "", "False", "f", "FALSE", "F"])

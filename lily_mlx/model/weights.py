@@ -7,7 +7,6 @@ factor minus one.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
@@ -108,10 +107,15 @@ def with_arrays(tree: Tree, arrays: Iterable[mx.array]) -> Tree:
 
 
 # These run for every generated token: the fields of a class are looked up once.
-@functools.cache
+_known_fields: dict[type, tuple[str, ...]] = {}
+
+
 def _field_names(kind: type) -> tuple[str, ...]:
     """The fields of a dataclass; none for another class."""
-    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else ()
+    names = _known_fields.get(kind)
+    if names is None:
+        names = _known_fields[kind] = tuple(f.name for f in fields(kind)) if is_dataclass(kind) else ()
+    return names
 
 
 def _collect(tree: Any, arrays: list[mx.array]) -> None:

@@ -83,7 +83,8 @@ inline void load_queries(
     int block_row,
     int row_count,
     threadgroup bfloat* tile,
-    int thread_index) {
+    int thread_index,
+    int simdgroup) {
   for (int start = 0; start < SIMDGROUPS * M; start += KEYS) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (int i = thread_index; i < KEYS * (D / 8); i += 32 * SIMDGROUPS) {
@@ -96,7 +97,7 @@ inline void load_queries(
       *(threadgroup uint4*)(tile + row * STRIDE + i % (D / 8) * 8) = piece;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const int own_row = thread_index / 32 * M - start;
+    const int own_row = simdgroup * M - start;
     if (own_row >= 0 && own_row < KEYS) {
       load_operand(own, tile + own_row * STRIDE, STRIDE);
     }
@@ -126,10 +127,11 @@ inline void attend(
     threadgroup bfloat* key_tile,
     threadgroup bfloat* value_tile,
     int thread_index,
+    int simdgroup,
     uint lane) {
   constexpr int STRIDE = D + 8; // 16 bytes more than a row, so that rows start in different banks
   constexpr int THREADS = 32 * SIMDGROUPS;
-  const int first_row = block_row + thread_index / 32 * M;
+  const int first_row = block_row + simdgroup * M;
   int last_key[M / 8];
 #pragma unroll
   for (int g = 0; g < M / 8; ++g) {
@@ -142,7 +144,8 @@ inline void attend(
     state.sums[c].clear();
   }
   TileOperand<M, D> own;
-  load_queries<M, D, KEYS, G, HQ, STRIDE, SIMDGROUPS>(own, queries, block_row, row_count, key_tile, thread_index);
+  load_queries<M, D, KEYS, G, HQ, STRIDE, SIMDGROUPS>(
+      own, queries, block_row, row_count, key_tile, thread_index, simdgroup);
 
   begin_rows<D, TAIL, KEYS, STRIDE, THREADS>(key_tile, keys, tail_keys, cache, begin, end, thread_index);
   end_group();

@@ -26,7 +26,7 @@ RowSums<M, D, COLUMNS> state;
 attend<M, D, COLUMNS, KEYS, G, HQ, TAIL, SIMDGROUPS>(
     state, q + kv_head * G * D, keys, values, tail_keys, tail_values, cache, position[0],
     first_row, row_count, 0, end, SCALE, (threadgroup bfloat*)key_tile,
-    (threadgroup bfloat*)value_tile, int(thread_index_in_threadgroup), lane);
+    (threadgroup bfloat*)value_tile, int(thread_index_in_threadgroup), simdgroup, lane);
 
 #pragma unroll
 for (int g = 0; g < M / 8; ++g) {

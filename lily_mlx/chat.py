@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import sys
 from typing import Any
 
@@ -13,6 +12,7 @@ import mlx.core as mx
 from lily_mlx.api import REFUSED
 from lily_mlx.command import add_backend, mlx_lm_arguments, model_path, refuse, run, run_mlx_lm
 from lily_mlx.conversation import Conversation
+from lily_mlx.engine import make_sampling
 from lily_mlx.generate import sampling_options
 from lily_mlx.loading import find_model, load, why_mlx_lm
 from lily_mlx.model import read_config
@@ -61,16 +61,12 @@ def _run(args: argparse.Namespace) -> None:
     )
     if args.max_tokens == 0 or args.max_tokens < -1:
         raise ValueError(f"--max-tokens is {args.max_tokens}: give a positive number, or -1 for no limit")
-    if not (math.isfinite(args.temp) and args.temp >= 0):
-        raise ValueError(f"temperature {args.temp} is not supported: give a finite number, 0 or above")
     mx.random.seed(args.seed)
     tokenizer_config = {"trust_remote_code": args.trust_remote_code}
     model, tokenizer = load(name, tokenizer_config, adapter_path=args.adapter_path)
-    options = {
-        "max_tokens": args.max_tokens,
-        "prefill_step_size": args.prefill_step_size,
-        **sampling_options(_sampling(args), tokenizer),
-    }
+    sampling = sampling_options(_sampling(args), tokenizer)
+    make_sampling(**sampling)  # bad values are reported before the chat begins
+    options = {"max_tokens": args.max_tokens, "prefill_step_size": args.prefill_step_size, **sampling}
     print(f"{PROGRAM}: {name}\n{_HELP}")
     _converse(Conversation(model, tokenizer, args.system_prompt), options)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
-import subprocess
 import sys
 
 import mlx.core as mx
@@ -44,11 +44,16 @@ def run(capsys):
     return call
 
 
-def mlx_lm(command, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "mlx_lm", command, *map(str, arguments)], capture_output=True, text=True, check=True
-    )
-    return done.stdout
+@pytest.fixture
+def mlx_lm(capsys, monkeypatch):
+    """Runs a command of mlx_lm in this process; returns stdout."""
+
+    def call(command, *arguments):
+        monkeypatch.setattr(sys, "argv", [f"mlx_lm.{command}", *map(str, arguments)])
+        importlib.import_module(f"mlx_lm.{command}").main()
+        return capsys.readouterr().out
+
+    return call
 
 
 def test_what_is_written(run, model, tmp_path):
@@ -68,7 +73,7 @@ def test_what_is_written(run, model, tmp_path):
 
 @pytest.mark.parametrize("writer", ["lily_mlx", "mlx_lm"])
 @pytest.mark.parametrize("options", [[], ["--prefill-response", "Yes:"]], ids=["plain", "prefill"])
-def test_a_prompt_continues_the_file(run, model, tmp_path, writer, options):
+def test_a_prompt_continues_the_file(run, mlx_lm, model, tmp_path, writer, options):
     file = tmp_path / "prompt.safetensors"
     arguments = ["--model", model, "--prompt", PREFIX, "--prompt-cache-file", file]
     if writer == "lily_mlx":
@@ -81,7 +86,7 @@ def test_a_prompt_continues_the_file(run, model, tmp_path, writer, options):
     assert continued == run(generate_main, "--model", model, "--prompt", PREFIX + QUERY, *common)
 
 
-def test_mlx_lm_continues_our_file(run, tmp_path):
+def test_mlx_lm_continues_our_file(run, mlx_lm, tmp_path):
     write_scripted(tmp_path / "model", ["alpha", " beta"])  # logits are compared in tests/accelerate/test_cache.py
     file = tmp_path / "prompt.safetensors"
     run(main, "--model", tmp_path / "model", "--prompt", PREFIX, "--prompt-cache-file", file)

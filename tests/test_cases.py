@@ -10,6 +10,9 @@ import json
 import math
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -370,6 +373,24 @@ def test_ctrl_c_prints_the_statistics_so_far(command, scripted, monkeypatch, ver
         assert re.fullmatch(r"Generation: 2 tokens, \d+\.\d{3} tokens-per-sec", lines[4])
     else:
         assert lines == ["=" * 10, "", "=" * 10, "No text generated for this prompt"]
+
+
+def test_a_real_ctrl_c():
+    arguments = ["--prompt", "ROMEO:", "--ignore-chat-template", "-m", "3000"]
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "lily_mlx", "generate", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=Path(__file__).parents[1],
+    )
+    begin = process.stdout.read(30)  # the answer has begun
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    lines = (begin + out).decode().splitlines()
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+    assert [line.split(":")[0] for line in lines[-4:]] == ["=" * 10, "Prompt", "Generation", "Peak memory"]
+    assert "\x1b" not in "".join(lines)
 
 
 def test_the_documented_table_of_cases_is_true():

@@ -2,8 +2,9 @@
 
 Contract: the prompt of `arms.prompt`; a fresh process per arm; warm-up of the exact shape; arms alternate
 (A B B A); 64 decode steps with one step of look-ahead; prefill timed to the first token on the host; the
-digest of the tokens repeats between rounds; the median of the rounds is reported with its spread. Before
-anything is timed, both engines' logits on the same weights are compared.
+digest of the tokens repeats between rounds; the median of the rounds is reported with its spread, and a row
+whose rounds drift apart is left out with its reason. Before anything is timed, both engines' logits on the
+same weights are compared.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def run_arm(engine: str, phase: str, lengths: Sequence[int], options: argparse.N
         print(f"{engine} {phase} {list(lengths)}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
     if done.returncode:
         raise SystemExit(f"the arm {engine} ({phase} {list(lengths)}) failed:\n{done.stderr.strip()}")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    for row in rows:  # what is known should the run end before its table
+        print(f"  {engine} {phase} {row['length']}: {row['seconds']:.4f} s, tokens {row['digest']}", file=sys.stderr)
+    return rows
 
 
 def jobs(options: argparse.Namespace) -> Iterator[tuple[str, str, list[int]]]:
@@ -61,20 +65,26 @@ def jobs(options: argparse.Namespace) -> Iterator[tuple[str, str, list[int]]]:
                     yield engine, phase, within
 
 
-def summarise(rounds: Sequence[dict[str, Any]], gate: results.Gate, drift: float) -> list[dict[str, Any]]:
-    """One row for each (phase, length, engine), the median of its rounds.
+def summarise(
+    rounds: Sequence[dict[str, Any]], gate: results.Gate, drift: float
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row for each (phase, length, engine), the median of its rounds, and the reasons of rows left out.
 
-    Raises:
-        GateError: the rounds of a row drift apart by more than `drift` of their median.
+    A row is left out where its rounds drift apart by more than `drift` of their median. Rounds that gave other tokens
+    make the gate red.
     """
-    rows = []
+    rows, refused = [], []
     keys = sorted({(r["phase"], r["length"], r["engine"]) for r in rounds})
     for phase, length, engine in keys:
         own = [r for r in rounds if (r["phase"], r["length"], r["engine"]) == (phase, length, engine)]
         speeds = [r["tokens"] / r["seconds"] for r in own]
         name = f"{engine} {phase} at {length}"
-        results.require_steady(speeds, drift, name)
         gate.equal(f"digest of {name}", [r["digest"] for r in own])
+        try:
+            results.require_steady(speeds, drift, name)
+        except results.GateError as error:
+            refused.append(str(error))
+            continue
         rows.append(
             {
                 "phase": phase,
@@ -88,7 +98,7 @@ def summarise(rounds: Sequence[dict[str, Any]], gate: results.Gate, drift: float
                 "peak_memory_bytes": max(r["peak_memory_bytes"] for r in own),
             }
         )
-    return rows
+    return rows, refused
 
 
 def check_engines(options: argparse.Namespace, gate: results.Gate) -> None:
@@ -145,13 +155,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         if options.cooldown:
             time.sleep(options.cooldown)
         rounds += run_arm(engine, phase, lengths, options)
-    rows = summarise(rounds, gate, options.drift)
+    rows, refused = summarise(rounds, gate, options.drift)
     gate.require_green()
     print(as_table(rows))
-    if not options.no_write:
+    if rows and not options.no_write:
         settings = {k: v for k, v in vars(options).items() if k != "no_write"}
-        path = results.write("sweep", rows, seed=options.seed, gate=gate, name=options.model, settings=settings)
+        path = results.write(
+            "sweep", rows, seed=options.seed, gate=gate, name=options.model, settings=settings, refused=refused
+        )
         print(f"wrote {path}", file=sys.stderr)
+    if refused:
+        raise results.GateError("\n".join(refused))
 
 
 if __name__ == "__main__":

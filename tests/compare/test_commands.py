@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compare import arms, consistency, launches, results, sweep
-from compare.results import GateError
+from compare.results import Gate, GateError
 
 SHORT = ["--model", "tiny", "--lengths", "5", "--steps", "3", "--gate-positions", "24", "--drift", "1000"]
 
@@ -100,6 +100,21 @@ def test_a_drifting_timer_is_refused(in_process, tmp_path, monkeypatch):
     with pytest.raises(GateError, match=r"the rounds of .* differ by"):
         sweep.main([*SHORT[:-1], "0.1", "--phases", "prefill"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_rows_that_drift_are_left_out():
+    def rounds(length, *seconds):
+        row = {"phase": "decode", "length": length, "engine": "lily_mlx", "tokens": 64, "digest": "d", "backend": "cpu"}
+        return [{**row, "seconds": s, "peak_memory_bytes": 1} for s in seconds]
+
+    gate = Gate()
+    rows, refused = sweep.summarise([*rounds(256, 1.0, 1.01), *rounds(512, 1.0, 2.0)], gate, 0.1)
+    assert [row["length"] for row in rows] == [256]
+    assert len(refused) == 1
+    assert "lily_mlx decode at 512" in refused[0]
+    assert gate.is_green
+    sweep.summarise([*rounds(256, 1.0), {**rounds(256, 1.0)[0], "digest": "other"}], gate, 0.1)
+    assert not gate.is_green
 
 
 def test_a_wrong_kernel_is_refused(in_process, tmp_path, monkeypatch):

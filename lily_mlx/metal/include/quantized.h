@@ -8,7 +8,7 @@
 // Matrix-vector: the LANES lanes of a row walk its units with stride LANES, so adjacent lanes read adjacent
 // 16 bytes. Each lane keeps a unit of x in registers and uses it for ROWS rows:
 //     acc[row] += scale * dot(code, x) + bias * sum(x)
-// In a tile: dequantize_tile writes w, rounded to bfloat16, to threadgroup memory.
+// In a tile: see operands.h, which writes w, rounded to bfloat16, to threadgroup memory.
 #ifndef LILY_QUANTIZED
 #define LILY_QUANTIZED
 
@@ -331,67 +331,5 @@ inline float lanes_sum(float value) {
     value += simd_shuffle_xor(value, ushort(offset));
   }
   return value;
-}
-
-// ---- tiles --------------------------------------------------------------------------------------------
-
-// Weights [BN, BK] from row 0 of `weight` on and column `column`, in bfloat16, into threadgroup memory with
-// `stride` elements per row (16-byte aligned rows). Rows from `rows_valid` on become 0. BK is a multiple of
-// 32 and column + BK <= K. `weight`, `scales` and `biases` point at the tile's first row.
-template <int BITS, int GROUP, int K, int BN, int BK, int THREADS>
-inline void dequantize_tile(
-    threadgroup bfloat* tile,
-    int stride,
-    const device uint* weight,
-    const device bfloat* scales,
-    const device bfloat* biases,
-    int rows_valid,
-    int column,
-    int thread_index) {
-  constexpr int UNITS = BK / UNIT;
-  for (int i = thread_index; i < BN * UNITS; i += THREADS) {
-    int row = i / UNITS;
-    int unit = i % UNITS;
-    threadgroup uint4* target = (threadgroup uint4*)(tile + row * stride + unit * UNIT);
-    float values[UNIT];
-    if (row < rows_valid) {
-      int source = column / UNIT + unit;
-      size_t group = size_t(row) * (K / GROUP) + source / (GROUP / UNIT);
-      Codes<BITS> codes = load_codes<BITS>(weight + size_t(row) * (K / UNIT * BITS) + source * BITS);
-      dequantize_unit<BITS>(codes, float(scales[group]), float(biases[group]), values);
-    } else {
-#pragma unroll
-      for (int j = 0; j < UNIT; ++j) {
-        values[j] = 0.0f;
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      target[j] = pack_eight(&values[8 * j]);
-    }
-  }
-}
-
-// Activations [BM, BK] from row-major bfloat16 with `width` columns, `source` at the tile's first row, into
-// threadgroup memory as dequantize_tile does. Rows from `rows_valid` on become 0.
-template <int BM, int BK, int THREADS>
-inline void load_tile(
-    threadgroup bfloat* tile,
-    int stride,
-    const device bfloat* source,
-    int width,
-    int rows_valid,
-    int column,
-    int thread_index) {
-  constexpr int PIECES = BK / 8;
-  for (int i = thread_index; i < BM * PIECES; i += THREADS) {
-    int row = i / PIECES;
-    int piece = i % PIECES;
-    uint4 values = uint4(0u);
-    if (row < rows_valid) {
-      values = *(const device uint4*)(source + size_t(row) * width + column + piece * 8);
-    }
-    *(threadgroup uint4*)(tile + row * stride + piece * 8) = values;
-  }
 }
 #endif

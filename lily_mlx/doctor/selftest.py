@@ -1,8 +1,9 @@
 """The short form of the doctor: run once for each device and version, before the engine's first token.
 
 A kernel that fails is replaced by MLX operations, with one warning. The verdict is kept in the user's cache
-directory, so that later processes only read it. On the `cpu` backend, where the repository's own tests run the
-kernels, it is skipped. LILY_MLX_SELF_TEST=1 asks for it there, LILY_MLX_SELF_TEST=0 skips it everywhere.
+directory, so that later processes only read it. It runs on Apple GPUs; on `cpu` and `cuda` the repository's own tests
+have run the kernels, and on `cuda` compiling the checks takes a minute. LILY_MLX_SELF_TEST=1 asks for it there,
+LILY_MLX_SELF_TEST=0 skips it everywhere.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -58,9 +60,9 @@ def replace_failing_kernels() -> bool:
 
 
 def is_wanted(backend: str) -> bool:
-    """Whether the short form runs on a backend: not on `cpu`, unless LILY_MLX_SELF_TEST says otherwise."""
+    """Whether the short form runs on a backend: only on `metal`, unless LILY_MLX_SELF_TEST says otherwise."""
     given = os.environ.get(ENVIRONMENT, "")
-    return backend != "cpu" if given == "" else given != "0"
+    return backend == "metal" if given == "" else given != "0"
 
 
 def verdict() -> Failures:
@@ -69,6 +71,7 @@ def verdict() -> Failures:
     known = _read(path)
     if known is not None:
         return known
+    print("lily_mlx: checking the kernels on this device, once for each version ...", file=sys.stderr)
     failures = _run(_checks(), path.with_suffix(".running"))
     _write(path, failures)
     return failures

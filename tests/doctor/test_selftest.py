@@ -183,7 +183,7 @@ class TestCache:
     [
         (None, "cpu", False),
         (None, "metal", True),
-        (None, "cuda", True),
+        (None, "cuda", False),
         ("", "cpu", False),
         ("1", "cpu", True),
         ("0", "metal", False),

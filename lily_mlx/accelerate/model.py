@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from lily_mlx.doctor.selftest import replace_failing_kernels
 from lily_mlx.model import Model, is_supported_family
 
 from .forward import forward, make_cache
@@ -119,6 +120,7 @@ def from_mlx_lm(model: nn.Module) -> Model:
 
 
 def _accelerated(model: nn.Module) -> nn.Module:
+    replace_failing_kernels()
     base = type(model)
     kind = type(f"Accelerated{base.__name__}", (AcceleratedModel, base), {"__module__": base.__module__})
     lily_model = from_mlx_lm(model)

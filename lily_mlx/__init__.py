@@ -2,9 +2,13 @@
 
 import warnings
 
-from .accelerate import accelerate
-from .api import batch_generate, generate_step, load
-from .generate import generate, stream_generate
+from .metal.command_buffers import raise_caps
+
+raise_caps()  # before anything opens the device
+
+from .accelerate import accelerate  # noqa: E402
+from .api import batch_generate, generate_step, load  # noqa: E402
+from .generate import generate, stream_generate  # noqa: E402
 
 __version__ = "0.1.0.dev0"
 

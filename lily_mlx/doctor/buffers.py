@@ -19,14 +19,15 @@ import mlx.core as mx
 
 from lily_mlx.checkpoints import bundled_checkpoint
 from lily_mlx.metal import current_backend
+from lily_mlx.metal.command_buffers import CAPS, CHOICE, MEGABYTES, OPS
 from lily_mlx.model import Model, ModelConfig, Sampling, arrays_of, empty_caches, read_config
 from lily_mlx.model.abstract import abstract_weights
 
 from .sizes import Sizes
 
-OPS, MEGABYTES = "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER"
 SETTINGS: tuple[dict[str, str], ...] = (
-    {},
+    {CHOICE: "mlx"},
+    CAPS,
     {OPS: "10"},
     {OPS: "50", MEGABYTES: "50"},
     {OPS: "100", MEGABYTES: "100"},
@@ -56,8 +57,9 @@ def compare_settings(sizes: Sizes) -> list[BufferTiming] | None:
 
 
 def _in_process(setting: dict[str, str], sizes: Sizes) -> BufferTiming:
-    label = " ".join(f"{name}={value}" for name, value in setting.items()) or "MLX's own choice"
-    environment = {name: value for name, value in os.environ.items() if name not in (OPS, MEGABYTES)} | setting
+    values = " ".join(f"{name}={value}" for name, value in setting.items())
+    label = {id(SETTINGS[0]): "MLX's own choice", id(CAPS): f"lily_mlx's choice: {values}"}.get(id(setting), values)
+    environment = {name: value for name, value in os.environ.items() if name not in (OPS, MEGABYTES, CHOICE)} | setting
     command = [sys.executable, "-m", __spec__.name, sizes.label]
     try:
         answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT, check=True)

@@ -159,7 +159,7 @@ class TestBuffers:
         seen = []
 
         def run(command, env, **options):
-            seen.append({name: env[name] for name in (buffers.OPS, buffers.MEGABYTES) if name in env})
+            seen.append({name: env[name] for name in (buffers.OPS, buffers.MEGABYTES, buffers.CHOICE) if name in env})
             if len(seen) == 2:
                 raise subprocess.CalledProcessError(1, command, stderr="Traceback\nRuntimeError: out of memory")
             return subprocess.CompletedProcess(command, 0, stdout="1.5\n")

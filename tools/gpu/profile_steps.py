@@ -4,13 +4,14 @@
 
 Times come from CUPTI through torch's profiler, so torch must be installed. The model is the full-size
 synthetic one of `compare`. For each case: calls and mean microseconds of every kernel, their sum, the time in
-which no kernel ran, and the wall time of the same work without the profiler.
+which no kernel ran, CUDA's functions on the host, and the wall time of the same work without the profiler.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import json
 import re
 import sys
@@ -27,9 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from compare.arms import LilyArm, load_lily, prompt
 from compare.state import lily_state
 
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+HOST = ("cuda_runtime", "cuda_driver")
 
-def kernel_events(run: Callable[[], None]) -> list[dict[str, Any]]:
-    """The device events of `run`: name, start and duration in microseconds."""
+
+def events_of(run: Callable[[], None]) -> list[dict[str, Any]]:
+    """What the device and CUDA's host functions did in `run`: name, start and duration in microseconds."""
     import torch
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
@@ -38,18 +42,22 @@ def kernel_events(run: Callable[[], None]) -> list[dict[str, Any]]:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         profiler.export_chrome_trace(file.name)
         trace = json.loads(Path(file.name).read_text())
-    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
-    return [event for event in trace["traceEvents"] if event.get("cat") in kinds]
+    return [event for event in trace["traceEvents"] if event.get("cat") in DEVICE + HOST]
 
 
 def summary(events: list[dict[str, Any]], repeats: int) -> dict[str, Any]:
     """Kernel times of one repeat."""
     groups: dict[str, list[float]] = collections.defaultdict(list)
+    calls: dict[str, list[float]] = collections.defaultdict(list)
+    for event in events:
+        if event["cat"] in HOST:
+            calls[event["name"]].append(event["dur"])
+    events = [event for event in events if event["cat"] in DEVICE]
     for event in events:
         match = re.search(r"lily_(\w+?_[0-9a-f]{4})[0-9a-f]{12}", event["name"])  # name and form of a kernel
         groups[match.group(1) if match else event["name"][:70]].append(event["dur"])
     events = sorted(events, key=lambda e: e["ts"])
-    idle = sum(max(0.0, b["ts"] - a["ts"] - a["dur"]) for a, b in zip(events, events[1:], strict=False))
+    idle = sum(max(0.0, b["ts"] - a["ts"] - a["dur"]) for a, b in itertools.pairwise(events))
     span = events[-1]["ts"] + events[-1]["dur"] - events[0]["ts"] if events else 0.0
     rows = sorted(((sum(v), k, len(v)) for k, v in groups.items()), reverse=True)
     return {
@@ -58,6 +66,10 @@ def summary(events: list[dict[str, Any]], repeats: int) -> dict[str, Any]:
         "busy_us": sum(r[0] for r in rows) / repeats,
         "kernels": [
             {"name": k, "calls": n / repeats, "mean_us": total / n, "sum_us": total / repeats} for total, k, n in rows
+        ],
+        "host": [
+            {"name": k, "calls": len(v) / repeats, "mean_us": sum(v) / len(v), "sum_us": sum(v) / repeats}
+            for k, v in sorted(calls.items(), key=lambda item: -sum(item[1]))
         ],
     }
 
@@ -69,7 +81,7 @@ def measure(run: Callable[[], None], repeats: int) -> dict[str, Any]:
     wall = (time.perf_counter() - start) / repeats * 1e6
     result: dict[str, Any] = {"wall_us": wall}
     try:
-        result |= summary(kernel_events(run), repeats)
+        result |= summary(events_of(run), repeats)
     except Exception as error:
         result["profiler"] = repr(error)
     return result
@@ -108,6 +120,8 @@ def main() -> None:
         print(result.get("profiler", ""))
         for row in result.get("kernels", [])[:24]:
             print(f"  {row['sum_us']:10.1f} us = {row['calls']:7.1f} x {row['mean_us']:8.2f}  {row['name']}")
+        for row in result.get("host", [])[:8]:
+            print(f"  {row['sum_us']:10.1f} us = {row['calls']:7.1f} x {row['mean_us']:8.2f}  on the host: {row['name']}")
     if options.output:
         options.output.write_text(json.dumps(results, indent=1))
 

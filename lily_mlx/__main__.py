@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-COMMANDS = ("benchmark", "cache_prompt", "chat", "doctor", "generate")
+COMMANDS = ("benchmark", "cache_prompt", "chat", "doctor", "generate", "server")
 
 
 def main() -> None:

@@ -161,7 +161,7 @@ for address in ("", "device"):
 # %% [markdown]
 # ## Now change a kernel of the engine
 #
-# `rms_norm.metal` is the shortest of them. One simdgroup takes a row in pieces of 8 values, because 16 bytes are the
+# `rms_norm.metal` is one of the shortest. One simdgroup takes a row in pieces of 8 values, because 16 bytes are the
 # widest load:
 
 # %%
@@ -220,11 +220,11 @@ print(f"outputs that differ in a bit: {differ:.4%}")
 unrounded = to_numpy(rows) / np.sqrt(np.mean(to_numpy(rows) ** 2, -1, keepdims=True) + 1e-6) * to_numpy(gain)
 for name, colour, style in (("original", BLUE, "-"), ("two chains", ORANGE, "--")):
     error = np.abs(to_numpy(results[name]) - unrounded) / np.abs(unrounded)
-    plt.hist(error.ravel(), bins=80, range=(0, 2**-8.5), histtype="step", color=colour, label=name, linestyle=style)
-plt.axvline(2**-9, color=GREY, linestyle=":", label="the largest error of rounding, $2^{-9}$")
+    plt.hist(error.ravel(), bins=80, range=(0, 2**-7.8), histtype="step", color=colour, label=name, linestyle=style)
+plt.axvline(2**-8, color=GREY, linestyle=":", label="the largest error of rounding, $2^{-8}$")
 plt.gca().set(xlabel="relative error of a value", ylabel="values")
 plt.legend(fontsize=9)
-assert max((np.abs(to_numpy(r) - unrounded) / np.abs(unrounded)).max() for r in results.values()) < 2**-8
+assert max((np.abs(to_numpy(r) - unrounded) / np.abs(unrounded)).max() for r in results.values()) < 1.01 * 2**-8
 
 # %% [markdown]
 # ## In the repository

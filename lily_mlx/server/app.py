@@ -75,7 +75,11 @@ class Server:
         self._engine = Engine(worker.model)
         self._tokenizer = worker.tokenizer
         self._token_texts = TokenTexts(worker.tokenizer)
-        self._thinks = bool(getattr(worker.tokenizer, "has_thinking", False))
+        template = getattr(worker.tokenizer, "chat_template", None)
+        self._thinks = worker.tokenizer.has_thinking or (isinstance(template, str) and "<think>" in template)
+        # No token is longer than the longest; normalisation can make a text a few times shorter.
+        longest = max(map(len, worker.tokenizer.get_vocab()), default=1)
+        self._most_characters = 4 * longest * worker.model.config.max_positions
         self._fingerprint = _fingerprint()
 
     def application(self) -> Starlette:
@@ -161,7 +165,7 @@ class Server:
         return b"".join(chunks)
 
     def _prompts(self, request: Request) -> list[Prompt]:
-        prompts = make_prompts(request, self._tokenizer, self.settings.template_options)
+        prompts = make_prompts(request, self._tokenizer, self.settings.template_options, self._most_characters)
         for prompt in prompts:
             try:
                 self._engine.check_tokens(prompt.tokens)

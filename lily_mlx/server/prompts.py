@@ -31,20 +31,35 @@ class Prompt:
     in_thought: bool = False
 
 
-def make_prompts(request: Request, tokenizer: Any, template_options: dict[str, Any]) -> list[Prompt]:
+def make_prompts(
+    request: Request, tokenizer: Any, template_options: dict[str, Any], most_characters: int | None = None
+) -> list[Prompt]:
     """The prompts of a request.
 
     Args:
         request: a checked request.
         tokenizer: mlx_lm's `TokenizerWrapper`.
         template_options: the server's options of the chat template; those of the request replace them.
+        most_characters: a longer text is refused without the time that its tokens would take; None for no limit.
 
     Raises:
-        RequestError: the messages do not fit the template.
+        RequestError: the messages do not fit the template, or a text is too long.
     """
+    if most_characters is not None:
+        _check_length(request, most_characters)
     if request.chat:
         return [_chat_prompt(request, tokenizer, template_options)]
     return [_text_prompt(prompt, tokenizer) for prompt in request.prompts]
+
+
+def _check_length(request: Request, most: int) -> None:
+    texts = [json.dumps(request.messages, ensure_ascii=False)] if request.chat else request.prompts
+    longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+    if longest > most:
+        raise RequestError(
+            f"the prompt has {longest} characters, and no more than {most} can fit the model's context: shorten it",
+            "messages" if request.chat else "prompt",
+        )
 
 
 def _text_prompt(prompt: str | list[int], tokenizer: Any) -> Prompt:

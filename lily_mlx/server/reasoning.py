@@ -33,6 +33,7 @@ class ChannelSplitter:
         self._held = ""
         self._drop = self._in_thought  # whether line breaks are layout here
         self._after_call = False
+        self._space = ""  # after a call, until it is known whether text follows
 
     def feed(self, text: str) -> list[Part]:
         """Takes the next text and returns the parts that are certain."""
@@ -88,7 +89,7 @@ class ChannelSplitter:
         end += len(end_tag)
         parts.append(("call", self._held[:end]))
         self._held = self._held[end:]
-        self._in_call, self._after_call = False, True
+        self._in_call, self._after_call, self._space = False, True, ""
         return True
 
     def _text(self, parts: list[Part], text: str) -> None:
@@ -96,8 +97,10 @@ class ChannelSplitter:
             text = text.lstrip("\n")
             self._drop = not text
         if self._after_call and not self._in_thought:
+            text = self._space + text
             if not text.strip():
+                self._space = text
                 return
-            self._after_call = False
+            self._after_call, self._space = False, ""
         if text:
             parts.append(("reasoning" if self._in_thought else "content", text))

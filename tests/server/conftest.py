@@ -73,11 +73,16 @@ def scripted(tmp_path_factory):
     with contextlib.ExitStack() as stack:
         servers = {}
 
-        def serve(*script: str, **settings) -> Running:
-            if script not in servers:
+        def serve(*script: str, thinking: bool = False) -> Running:
+            if (script, thinking) not in servers:
                 directory = tmp_path_factory.mktemp("scripted")
                 write_scripted(directory, script)
-                servers[script] = stack.enter_context(serving(directory, **settings))
-            return servers[script]
+                if thinking:  # prompts end with an open think block
+                    template = directory / "chat_template.jinja"
+                    ask = "<|im_start|>assistant\n"
+                    assert ask in template.read_text()
+                    template.write_text(template.read_text().replace(ask, ask + "<think>\n"))
+                servers[script, thinking] = stack.enter_context(serving(directory))
+            return servers[script, thinking]
 
         yield serve

@@ -82,9 +82,10 @@ def _run(args: argparse.Namespace) -> None:
         reason = "--kv-bits quantises keys and values, which the attention kernels do not read"
     if reason is not None:
         args.model = name
+        parser = make_parser()
         for flag in OWN_FLAGS:  # mlx_lm has no such flags
-            delattr(args, flag)
-        run_mlx_lm("server", mlx_lm_arguments(make_parser(), args), reason)
+            setattr(args, flag, parser.get_default(flag))
+        run_mlx_lm("server", mlx_lm_arguments(parser, args), reason)
         return
     refuse(
         draft_model=(args.draft_model, REFUSED["draft_model"]),

@@ -92,6 +92,7 @@ class PrefixCache:
             node.state = SequenceState(state.length, state.caches, None, state.position, None)
             self.snapshots += 1
             self._count(node.state, 1)
+            mx.async_eval(arrays_of(state.caches))  # an array that waits would keep what it is made from
         self._evict()
 
     def clear(self) -> None:

@@ -32,7 +32,7 @@ from lily_mlx.kernels import deltanet
 from lily_mlx.kernels.linear import embed, matmul, rms_norm
 
 layer = model.weights.layers[0].mixer
-tokens = mx.array(held_out_tokens(1024), mx.uint32)
+tokens = mx.array(held_out_tokens(512), mx.uint32)
 x = embed(tokens, model.weights.embedding)
 proj = matmul(rms_norm(x, layer.in_norm, config.norm_eps), layer.in_proj)
 empty_window = mx.zeros((shape.conv_kernel - 1, shape.channels), mx.bfloat16)
@@ -221,7 +221,7 @@ def bfloat16_state(q, k, v, decay, beta, state, stops):
     return kept
 
 
-stops = [16, 64, 256, 1024]
+stops = [16, 64, 256, 512]
 rounded = bfloat16_state(*inputs, stops)
 errors = {"scan kernel, float32 state": [], "chunks of 64, float32": [], "recurrence, bfloat16 state": []}
 for n in stops:

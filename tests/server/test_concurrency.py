@@ -17,7 +17,7 @@ import pytest
 from lily_mlx.checkpoints import bundled_checkpoint
 from lily_mlx.server.worker import Limits
 
-from .conftest import serving
+from .support import serving
 
 SCRIPT = ("alpha", " beta", " gam", "ma", " delta", " eps")
 TEXT = "".join(SCRIPT)

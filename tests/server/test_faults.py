@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from .conftest import serving
+from .support import serving
 
 SCRIPT = ("alpha", " beta", " gamma")
 TEXT = "alpha beta gamma"

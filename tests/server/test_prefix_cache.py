@@ -14,7 +14,7 @@ from lily_mlx.server.sequence import SNAPSHOT_EVERY
 from lily_mlx.server.worker import Limits
 from tests.support import rng
 
-from .conftest import serving
+from .support import serving
 
 SYSTEM = {"role": "system", "content": "Answer in verse."}
 

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from lily_mlx.checkpoints import bundled_checkpoint
+from lily_mlx.engine import Engine
 from lily_mlx.server.worker import Limits
 
 from .support import serving
@@ -190,3 +191,27 @@ def test_a_graceful_end():
         assert process.wait(30) in (0, -signal.SIGTERM), "".join(lines)
     finally:
         process.kill()
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        pytest.param({}, len(SCRIPT) + 1, id="to-the-end"),
+        pytest.param({"max_tokens": 3}, 2, id="to-a-limit"),
+        pytest.param({"stop": " gam"}, 3, id="to-a-stop-string"),
+    ],
+)
+def test_a_device_that_works_ahead(scripted, monkeypatch, options, kept):
+    """As on a GPU, where the next step is submitted before a token is read; what is ahead when a text ends is kept."""
+    server = scripted(*SCRIPT)
+    prompt = server.worker.tokenizer.encode("ahead of its time\n")
+    alone = completed(server, prompt, **options)
+    server.worker.cache.clear()
+    monkeypatch.setattr(Engine, "looks_ahead", property(lambda engine: True))
+    assert completed(server, prompt, **options) == alone
+    wait_until(lambda: server.worker.running == 0)
+    ids = server.worker.tokenizer.get_vocab()
+    answer = [ids[piece.replace(" ", "\u0120")] for piece in SCRIPT] + [server.worker.tokenizer.eos_token_id]
+    found, _ = server.worker.cache.longest([*prompt, *answer, 0])
+    assert found is not None
+    assert found.length == len(prompt) + kept

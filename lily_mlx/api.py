@@ -361,7 +361,7 @@ def require_unicode(text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"the prompt is not valid UTF-8 at character {error.start}: convert it, for example with iconv"
+            f"the text {text[:40]!a} is not valid UTF-8 at character {error.start}: convert it, for example with iconv"
         ) from error
 
 

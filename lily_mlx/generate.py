@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from lily_mlx import prompt_files
-from lily_mlx.api import REFUSED, generate, stream_generate
+from lily_mlx.api import REFUSED, generate, require_unicode, stream_generate
 from lily_mlx.command import (
     add_backend,
     json_object,
@@ -103,7 +103,12 @@ def _run(args: argparse.Namespace) -> None:
         draft_model=(args.draft_model, REFUSED["draft_model"]),
     )
     prompt = read_text(args.prompt, unescape=True)
+    for text in (args.system_prompt, args.prefill_response):
+        if text is not None:
+            require_unicode(text)
     if args.seed is not None:
+        if not 0 <= args.seed < 2**64:
+            raise ValueError(f"--seed {args.seed}: give an integer from 0 to 2^64 - 1")
         mx.random.seed(args.seed)
     tokenizer_config["trust_remote_code"] = args.trust_remote_code
     model, tokenizer = load(name, tokenizer_config, adapter_path=args.adapter_path)

@@ -47,6 +47,8 @@ def load(
     """
     directory = find_model(path_or_hf_repo, revision)
     config = read_config(directory) | (model_config or {})
+    if not any((directory / name).exists() for name in _TOKENIZER_FILES):
+        raise FileNotFoundError(f"{directory} has no tokenizer: none of {', '.join(_TOKENIZER_FILES)} is there")
     reason = why_mlx_lm(config)
     if reason is not None:
         logger.warning("this model runs on mlx_lm's own path: %s", reason)
@@ -73,6 +75,9 @@ def load(
         model = CallableModel(model_settings, load_weights(directory, model_settings))
     tokenizer = load_tokenizer(directory, tokenizer_config, eos_token_ids=config.get("eos_token_id"))
     return (model, tokenizer, config) if return_config else (model, tokenizer)
+
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 
 
 def why_mlx_lm(config: dict[str, Any]) -> str | None:

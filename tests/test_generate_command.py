@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -195,6 +197,46 @@ def test_stdin_must_be_utf_8(command, stdin, scripted, data, where):
     code, _, err = command("--model", scripted, "--prompt", "-")
     assert code == 1
     assert f"not valid UTF-8 at {where}" in err
+
+
+@pytest.mark.parametrize("flag", ["--system-prompt", "--prefill-response"])
+def test_other_texts_must_be_utf_8(command, random_model, flag):
+    code, _, err = command("--model", random_model, "--prompt", "alpha", flag, "caf\udce9")
+    assert code == 1
+    assert "not valid UTF-8 at character 3" in err
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**64)])
+def test_seed_out_of_range(command, scripted, seed):
+    code, _, err = command("--model", scripted, "--prompt", "a", "--seed", seed)
+    assert code == 1
+    assert f"--seed {seed}: give an integer from 0 to 2^64 - 1" in err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": None}, "model_type is None"),
+        ({"text_config": None}, "text_config is None, expected an object"),
+        ({"quantization": [4]}, r"quantization is [4], expected an object"),
+    ],
+    ids=["no-family", "null-text", "list"],
+)
+def test_config_of_the_wrong_kind(command, scripted, tmp_path, change, words):
+    copy = shutil.copytree(scripted, tmp_path / "copy")
+    path = copy / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    code, _, err = command("--model", copy, "--prompt", "a")
+    assert code == 1
+    assert words in err
+
+
+def test_missing_tokenizer(command, scripted, tmp_path):
+    copy = shutil.copytree(scripted, tmp_path / "copy")
+    (copy / "tokenizer.json").unlink()
+    code, _, err = command("--model", copy, "--prompt", "a")
+    assert code == 1
+    assert "has no tokenizer" in err
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def require_backend(name: str, origin: str | None = None) -> str:
         raise BackendError(f"{origin}: MLX has no Metal device here; use 'cpu', or run on Apple silicon")
     if name == "cuda" and not mx.cuda.is_available():
         raise BackendError(
-            f"{origin}: MLX has no CUDA device here; install lily_mlx[cuda] on a machine with an NVIDIA GPU, "
+            f"{origin}: MLX has no CUDA device here; install lily_mlx[cuda13] (or [cuda12]) on a machine with an NVIDIA GPU, "
             "or use 'cpu'"
         )
     return name

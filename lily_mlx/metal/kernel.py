@@ -116,7 +116,12 @@ class Kernel:
             *output_dtypes,
             len(output_shapes),
         )
-        prepared = self._prepared.get(key)
+        try:
+            prepared = self._prepared.get(key)
+        except TypeError as error:
+            raise SourceError(
+                f"kernel {self.name}: grid, threadgroup and template values must be tuples, numbers and dtypes ({error})"
+            ) from error
         launch = Launch(
             self.text,
             inputs,
@@ -144,6 +149,17 @@ class Kernel:
                 f"{len(launch.output_shapes)} shapes and {len(launch.output_dtypes)} dtypes"
             )
         grid, group = launch.grid, launch.threadgroup
+        for size_name, size in (("grid", grid), ("threadgroup", group)):
+            if not (isinstance(size, tuple) and len(size) == 3 and all(isinstance(n, int) for n in size)):
+                raise SourceError(
+                    f"kernel {self.name}: the {size_name} is {size!r}; give three integers, the threads in x, y and z"
+                )
+            if max(size) >= 2**31:
+                raise SourceError(f"kernel {self.name}: the {size_name} {size} has a dimension of 2^31 threads or more")
+        if not all(isinstance(dtype, mx.Dtype) for dtype in launch.output_dtypes):
+            raise SourceError(f"kernel {self.name}: output_dtypes are {launch.output_dtypes!r}; give MLX dtypes")
+        if any(n < 0 for shape in launch.output_shapes for n in shape):
+            raise SourceError(f"kernel {self.name}: output_shapes {launch.output_shapes} hold a negative size")
         if any(g < 1 or n < 1 or n % g for n, g in zip(grid, group, strict=True)):
             raise SourceError(
                 f"kernel {self.name}: the grid {grid} is not a positive multiple of the threadgroup {group}; "

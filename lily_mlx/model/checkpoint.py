@@ -6,6 +6,7 @@ layer is read, joined and evaluated before the next one, so that peak memory is 
 
 from __future__ import annotations
 
+import collections
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -67,6 +68,7 @@ def _check(directory: Path, tensors: CheckpointTensors, config: ModelConfig) -> 
         encoding = _check_linear(tensors, path, shape, overrides.get(path), problems)
         if encoding is not None:
             encodings[path] = encoding
+    _check_default(config, {path: e for path, e in encodings.items() if path not in overrides}, problems)
     for name, shape in plains.items():
         _check_plain(tensors, name, shape, problems)
     expected = set(plains) | {f"{path}.{part}" for path in linears for part in ("weight", "scales", "biases")}
@@ -132,6 +134,22 @@ def _check_linear(
                 f"{override.get('mode', 'affine')}), but its shapes say {bits} bits in groups of {group_size}"
             )
     return bits, group_size
+
+
+def _check_default(config: ModelConfig, encodings: Mapping[str, tuple[int, int]], problems: list[str]) -> None:
+    """Checks that most weights without an entry of their own are quantised as the configuration says.
+
+    Not all of them: converters name single weights by other prefixes, and the shapes tell their real bits.
+    """
+    if not encodings:
+        return
+    bits, group_size = collections.Counter(encodings.values()).most_common(1)[0][0]
+    declared = (config.quantization.get("bits", bits), config.quantization.get("group_size", group_size))
+    if declared != (bits, group_size):
+        problems.append(
+            f"config.json says quantization bits {declared[0]!r} in groups of {declared[1]!r}, but the shapes of most "
+            f"weights say {bits} bits in groups of {group_size}: correct the config"
+        )
 
 
 def _dtype(tensors: CheckpointTensors, name: str) -> str:

@@ -91,6 +91,11 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path} holds {type(config).__name__}, expected an object")
+    if not isinstance(config.get("model_type"), str):
+        raise ValueError(f"{path}: model_type is {config.get('model_type')!r}, expected a name such as 'qwen3_5_moe'")
+    for name in ("text_config", "quantization"):
+        if name in config and not isinstance(config[name], dict):
+            raise ValueError(f"{path}: {name} is {config[name]!r}, expected an object; leave it out if there is none")
     generation = directory / "generation_config.json"
     if generation.exists():
         try:

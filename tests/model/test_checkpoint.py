@@ -167,13 +167,18 @@ class TestQuantisationOverrides:
             pytest.param(
                 lambda q: q.update({"model.language_model.layers.0.mlp.gate": q.pop(GATE)}), id="other-prefix"
             ),
-            pytest.param(lambda q: q.update(group_size=128), id="wrong-default"),
         ],
     )
     def test_real_bits_follow_from_shapes(self, checkpoint, edit):
         change_config(checkpoint, lambda config: edit(config["quantization"]))
         router = Model.load(checkpoint).weights.layers[0].moe.router
         assert (router.bits, router.group_size) == (8, 64)
+
+    @pytest.mark.parametrize("wrong", [{"bits": 8}, {"bits": 7}, {"bits": "four"}, {"group_size": 128}], ids=str)
+    def test_a_wrong_default_is_an_error(self, checkpoint, wrong):
+        change_config(checkpoint, lambda config: config["quantization"].update(wrong))
+        with pytest.raises(ValueError, match="but the shapes of most weights say 4 bits in groups of 64"):
+            Model.load(checkpoint)
 
     @pytest.mark.parametrize(
         ("override", "words"),

@@ -1,4 +1,4 @@
-"""MkDocs hooks: links from a page to a file outside docs/, and pages that need no entry in `nav`.
+"""A hook of MkDocs: links from a page to a file outside docs/.
 
 On the site such a link leads to the repository, where `repo_url` of mkdocs.yml names it; without one it becomes plain
 text. A link to a file that does not exist is a warning, and so an error with `mkdocs build --strict`.
@@ -13,19 +13,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((\.\./[^)\s#]*)(#[^)\s]*)?\)")
-OPTIONAL = {"server.md": ("Use", "Server")}  # page: section and title, if the page exists
 
 log = logging.getLogger("mkdocs.hooks")
-
-
-def on_config(config: Any) -> Any:
-    """Adds the optional pages that exist to the navigation."""
-    for page, (section, title) in OPTIONAL.items():
-        if (Path(config.docs_dir) / page).exists():
-            for entry in config.nav:
-                if section in entry and {title: page} not in entry[section]:
-                    entry[section].insert(1, {title: page})
-    return config
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:

@@ -68,7 +68,7 @@ def test_every_page_is_reached() -> None:
 
 def test_site_builds_without_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="the site needs the extra 'docs'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     pages = list((tmp_path / "site").rglob("*.html"))

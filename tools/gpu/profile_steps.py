@@ -121,7 +121,9 @@ def main() -> None:
         for row in result.get("kernels", [])[:24]:
             print(f"  {row['sum_us']:10.1f} us = {row['calls']:7.1f} x {row['mean_us']:8.2f}  {row['name']}")
         for row in result.get("host", [])[:8]:
-            print(f"  {row['sum_us']:10.1f} us = {row['calls']:7.1f} x {row['mean_us']:8.2f}  on the host: {row['name']}")
+            print(
+                f"  {row['sum_us']:10.1f} us = {row['calls']:7.1f} x {row['mean_us']:8.2f}  on the host: {row['name']}"
+            )
     if options.output:
         options.output.write_text(json.dumps(results, indent=1))
 

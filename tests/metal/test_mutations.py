@@ -213,6 +213,7 @@ def _forget_texts() -> None:
             for kernel in vars(module).values():
                 if isinstance(kernel, Kernel):
                     kernel.__dict__.pop("text", None)
+                    kernel._prepared.clear()
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from lily_mlx import metal
 from lily_mlx.kernels import attention, deltanet, linear
 from lily_mlx.kernels.attention.decode import combine
 from lily_mlx.kernels.deltanet import reference as deltanet_reference
-from lily_mlx.metal import Kernel, LaunchError, SourceError, use_backend
+from lily_mlx.metal import Kernel, LaunchError, use_backend
 from lily_mlx.metal import source as kernel_source
 from lily_mlx.metal.check import check_texts
 from lily_mlx.metal.check.texts import exact_text, record, sources
@@ -175,7 +175,7 @@ COMPARED = {
     "wrong rounding": Mutation(
         "gated_norm", DELTANET, r"as_type<ushort>\(bfloat\((\w+(?:\.\w+|\[\w+\])?)\)\)", r"(as_type<uint>(\1) >> 16)"
     ),
-    "wrong constant": Mutation("embed", "metal/include/quantized.h", r"8388608\.0f", "8388607.0f"),
+    "wrong constant": Mutation("embed", "metal/include/quantized.h", r"1 << \(23 - POSITION\)", "1 << (22 - POSITION)"),
     "missing epsilon": Mutation("rms_norm", RMS_NORM, r" \+ EPS\)", ")"),
     "wrong gate": Mutation("gated_norm", GATED_NORM, r"silu\((gate\[i\])\)", r"\1"),
     "wrong group of scales": Mutation("embed", EMBED, r" \+ unit / \(GROUP / UNIT\)", ""),
@@ -230,15 +230,12 @@ def test_the_kernels_pass_every_check_as_they_are(name):
 
 
 @pytest.mark.parametrize("name", FRONT_END)
-def test_the_front_end_catches(name, mutate):
+def test_the_front_end_catches(name, mutate, monkeypatch):
     mutation = FRONT_END[name]
+    # The front end alone is judged: a kernel's own check of its memory would come before it.
+    monkeypatch.setattr(Kernel, "_check_template", lambda *_: None)
     mutate(mutation)
-    operation = operation_named(mutation.operation)
-    if name == "too much threadgroup memory":  # the kernel's own check comes before the front end's
-        with pytest.raises(SourceError, match="bytes of threadgroup memory"):
-            front_end(operation)
-        return
-    findings = front_end(operation)
+    findings = front_end(operation_named(mutation.operation))
     print(*findings, sep="\n")
     assert any(mutation.reason in finding for finding in findings)
 

@@ -22,7 +22,7 @@ _PARTS = Kernel(
     inputs=("q", "keys", "values", "tail_keys", "tail_values", "position"),
     outputs=("partial", "stats"),
     body=f"{_HERE}/attention_parts.metal",
-    headers=(f"{_HERE}/attention_parts.h",),
+    headers=("kernels/attention/head.h", f"{_HERE}/attention_parts.h"),
 )
 _STREAMS = 8
 _PACKED_HEADS = 8  # a lane keeps queries and sums of at most so many heads in registers

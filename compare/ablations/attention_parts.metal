@@ -72,7 +72,7 @@ for (int block = begin + stream * ROWS; block < end; block += STREAMS * ROWS) {
       scores[r * PADDED + h] = product;
     }
   }
-  const float total = sum_each(scores, lane);
+  const float total = simd_sum_each(scores, lane);
   const float score = block + int(lane) / PADDED < end ? total : -INFINITY; // a row beyond the end was read twice
   float block_largest = score;
 #pragma unroll

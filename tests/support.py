@@ -69,3 +69,14 @@ def assert_close(name: str, got: mx.array | np.ndarray, want: np.ndarray, relati
     error = relative_error(values, np.asarray(want))
     print(f"{name}: relative error {error:.2e} (limit {relative:.0e})")
     assert error <= relative, f"{name}: relative error {error:.3e} exceeds {relative:.0e}"
+
+
+def run_command(main, arguments, capsys) -> tuple[object, str, str]:
+    """Runs a command's `main` in this process; returns exit code, stdout and stderr."""
+    code: object = 0
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as exit_:
+        code = exit_.code
+    out, err = capsys.readouterr()
+    return code, out, err

@@ -27,6 +27,7 @@ from lily_mlx.generate import main
 from tests.model import synthetic
 from tests.model.scripted import EOS, write_scripted
 from tests.model.tokenizer import write_tokenizer
+from tests.support import run_command
 
 PROMPT = "question:\n"
 SCRIPT = ["alpha", " \u6f22", "\u5b57 e", "\u0301", " \U0001f3f3", "\ufe0f", "\u200d", "\U0001f308"]
@@ -54,13 +55,7 @@ def scripted(tmp_path_factory):
 @pytest.fixture
 def command(capsys):
     def run(*arguments):
-        code = 0
-        try:
-            main([str(argument) for argument in arguments])
-        except SystemExit as exit_:
-            code = exit_.code
-        out, err = capsys.readouterr()
-        return code, out, err
+        return run_command(main, arguments, capsys)
 
     return run
 

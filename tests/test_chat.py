@@ -13,6 +13,7 @@ from lily_mlx.conversation import Conversation
 from tests.model import synthetic
 from tests.model.scripted import EOS, write_scripted
 from tests.model.tokenizer import write_tokenizer
+from tests.support import run_command
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +37,7 @@ def chat(capsys, monkeypatch):
 
     def run(lines, *arguments):
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        code = 0
-        try:
-            main([str(argument) for argument in arguments])
-        except SystemExit as exit_:
-            code = exit_.code
-        out, err = capsys.readouterr()
-        return code, out, err
+        return run_command(main, arguments, capsys)
 
     return run
 

@@ -15,6 +15,7 @@ from lily_mlx.generate import main
 from tests.model import synthetic
 from tests.model.scripted import EOS, write_scripted
 from tests.model.tokenizer import write_tokenizer
+from tests.support import run_command
 
 SCRIPT = ["alpha", " beta", "<|endoftext|>", " delta"]
 
@@ -38,13 +39,7 @@ def command(capsys):
     """Runs the command in this process; returns exit code, stdout and stderr."""
 
     def run(*arguments):
-        code = 0
-        try:
-            main([str(argument) for argument in arguments])
-        except SystemExit as exit_:
-            code = exit_.code
-        out, err = capsys.readouterr()
-        return code, out, err
+        return run_command(main, arguments, capsys)
 
     return run
 

@@ -45,7 +45,22 @@ def call(kernel=SCALE, **changes):
         ({"output_shapes": [(-1,)]}, "hold a negative size"),
         ({"backend": "opencl"}, "unknown backend 'opencl'; choose one of metal, cuda, cpu"),
     ],
-    ids=["inputs", "outputs", "grid", "empty grid", "threads", "template", "infinite constant", "backend"],
+    ids=[
+        "inputs",
+        "outputs",
+        "grid",
+        "empty grid",
+        "threads",
+        "template",
+        "infinite constant",
+        "list",
+        "two dimensions",
+        "fraction",
+        "past 32 bits",
+        "name of a dtype",
+        "negative size",
+        "backend",
+    ],
 )
 def test_a_bad_launch_is_refused_with_the_value_and_the_remedy(changes, message):
     with pytest.raises((SourceError, BackendError), match=message):

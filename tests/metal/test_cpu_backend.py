@@ -91,6 +91,16 @@ def test_processors_without_our_own_switch(empty_cache):
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
 
 
+def test_compiled_kernels_do_not_name_their_checkout(empty_cache):
+    """Another checkout uses them too, and tells the compat headers' lines from the kernel's."""
+    with metal.checked():
+        run()
+    (library,) = empty_cache.glob("backend-*.so")
+    content = library.read_bytes()
+    assert compiler._RECORDED.encode() in content
+    assert str(compiler.SOURCES).encode() not in content
+
+
 def test_missing_compiler_is_named_with_the_remedy(empty_cache, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(empty_cache))

@@ -18,6 +18,8 @@ from pathlib import Path
 from ..errors import CompileError, CompilerMissingError, KernelError
 
 SOURCES = Path(__file__).resolve().parent
+# What debug information calls SOURCES: checkouts at other paths share the cache.
+_RECORDED = "/lily_mlx/metal/cpu"
 CACHE_ENVIRONMENT = "LILY_MLX_CACHE"
 _COMMON = ("-std=c++17", "-fPIC", "-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math",
            "-ffp-contract=off", "-fvisibility=hidden", "-w")  # fmt: skip
@@ -104,7 +106,7 @@ def source_line(library: str, offset: int) -> str | None:
     for line in answer.stdout.splitlines():
         found = re.search(r"(\S[^()]*):(\d+)", line)
         # Helpers of the compat headers are not the kernel's own lines.
-        if found and not found.group(1).startswith(str(SOURCES)) and int(found.group(2)) > 0:
+        if found and not found.group(1).startswith(_RECORDED) and int(found.group(2)) > 0:
             # Debug information puts the working directory before names such as "<source>".
             return re.sub(r".*/(<[^/]*>)$", r"\1", found.group(1)) + ":" + found.group(2)
     return None
@@ -142,7 +144,16 @@ def _headers() -> str:
 
 def _build(name: str, sources: list[Path], units: list[str], flags: tuple[str, ...], instrument: bool = False) -> Path:
     compiler = find_compiler()
-    content = [*compiler.command, compiler.version, _machine(), *_COMMON, *flags, str(instrument), _headers()]
+    content = [
+        *compiler.command,
+        compiler.version,
+        _machine(),
+        *_COMMON,
+        *flags,
+        str(instrument),
+        _headers(),
+        _RECORDED,
+    ]
     content += [path.read_text() for path in sources] + units
     digest = hashlib.sha256("\0".join(content).encode()).hexdigest()[:24]
     folder = cache_directory()
@@ -164,7 +175,7 @@ def _build(name: str, sources: list[Path], units: list[str], flags: tuple[str, .
             path.write_text(unit)
             files.append(str(path))
         made = Path(scratch) / "made.so"
-        command = [*compiler.command, *_COMMON, f"-I{SOURCES}"]
+        command = [*compiler.command, *_COMMON, f"-I{SOURCES}", f"-ffile-prefix-map={SOURCES}={_RECORDED}"]
         if instrument:
             # The calls that the sanitizer inserts are answered by our runtime, so its own is not linked.
             compiled = str(Path(scratch) / "made.o")

@@ -4,7 +4,8 @@ At the shapes of the full-size model, side by side on the same inputs: our kerne
 device as mlx-lm calls them, and the same chain by MLX's own Metal kernels run through our runtime. Every
 result is compared with the definition in float64 before anything is timed; our kernels' errors are the gate.
 Bytes and operations are those of the shapes; their ceilings, a copy and a matrix product, are measured on the
-device, and for matrix-vector kernels so is a kernel that only reads the same bytes.
+device, and for matrix-vector kernels so is a kernel that only reads the same bytes. Times are the device's own where
+they can be had (`compare/device_time.py`), else those of the wall clock; the result says which.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import mlx.core as mx
 from lily_mlx.metal import current_backend
 from lily_mlx.model import arrays_of
 
-from . import results, timing
+from . import device_time, results, timing
 from .kernel_cases import MLX_METAL, MLX_OPS, OURS, READ_ONLY, Case, Error, UnavailableError, all_cases, select
 from .kernel_cases.operations import MetalKernels, make_operations
 from .kernel_cases.reading import LaunchShape, Reading, read, recorded_launches
@@ -37,6 +38,7 @@ SLOW_CALL_SECONDS = 0.1  # a call that takes longer is timed alone
 BASELINE_LIMIT = 0.2  # MLX on a CPU sums in bfloat16 and reaches 0.1; a larger error computes something else
 BASELINES = (MLX_OPS, MLX_METAL)
 DRIFT = 0.3
+CLOCKS: dict[str, timing.Rounds] = {"wall": timing.wall_rounds, "device": device_time.device_rounds}
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -46,6 +48,12 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="tiny shapes, for tests on a CPU")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each arm")
     parser.add_argument("--drift", type=float, default=DRIFT, help="largest spread between rounds")
+    parser.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        default="device" if device_time.is_available() else "wall",
+        help="device: the time in which kernels ran (NVIDIA, with torch installed); wall: with the host's work",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--no-write", action="store_true", help="do not write a result file")
@@ -53,17 +61,19 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.rounds < 1:
         parser.error(f"--rounds {options.rounds}: give at least 1")
+    if options.clock == "device" and not device_time.is_available():
+        parser.error("--clock device needs an NVIDIA GPU and torch: install torch or use --clock wall")
     return options
 
 
 def ceilings(options: argparse.Namespace) -> dict[str, float]:
     """Bytes per second of a copy, operations per second of a matrix product, seconds of an empty kernel."""
-    on_cpu = current_backend() == "cpu"
+    on_cpu, sample = current_backend() == "cpu", CLOCKS[options.clock]
     size = 1 << 22 if options.small else 1 << 27 if on_cpu else 1 << 30
     matrix = 256 if options.small else 1024 if on_cpu else 8192
     found = {
-        "copy_bytes_per_s": timing.copy_bandwidth(size, options.rounds, options.drift),
-        "matrix_flops_per_s": timing.matrix_rate(matrix, options.rounds, options.drift),
+        "copy_bytes_per_s": timing.copy_bandwidth(size, options.rounds, options.drift, sample),
+        "matrix_flops_per_s": timing.matrix_rate(matrix, options.rounds, options.drift, sample),
         "matrix_size": matrix,
         "launch_s": timing.launch_floor(options.rounds, options.drift, calls=16 if on_cpu else 256),
     }
@@ -181,7 +191,7 @@ def run_case(case: Case, options: argparse.Namespace, gate: results.Gate, limits
     if reading is not None:
         reading[0].warm_up()
         arms.append(reading[0])
-    measured = timing.measure(arms, options.rounds, options.drift)
+    measured = timing.measure(arms, options.rounds, options.drift, sample=CLOCKS[options.clock])
     for name, baseline in baselines.items():
         found_time = measured.get(name)
         if isinstance(found_time, str):
@@ -367,14 +377,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{case.name}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
     gate.require_green()
     summary = summarise(rows, every)
-    extra: dict[str, Any] = {"ceilings": limits, "summary": summary, "backend": current_backend()}
+    extra: dict[str, Any] = {
+        "ceilings": limits,
+        "summary": summary,
+        "backend": current_backend(),
+        "clock": options.clock,
+    }
     if options.json:
         print(json.dumps(results.document("kernels", rows, seed=options.seed, gate=gate, **extra)))
     else:
         print(as_table(rows, summary))
         print(
             f"\nCopy {limits['copy_bytes_per_s'] / 1e9:,.0f} GB/s, matrix product "
-            f"{limits['matrix_flops_per_s'] / 1e12:,.1f} TFLOP/s, empty kernel {limits['launch_s'] * 1e6:.2f} us"
+            f"{limits['matrix_flops_per_s'] / 1e12:,.1f} TFLOP/s, empty kernel {limits['launch_s'] * 1e6:.2f} us; "
+            f"times by the {options.clock} clock"
         )
     if not options.no_write:
         settings = {k: v for k, v in vars(options).items() if k not in ("no_write", "json", "list")}

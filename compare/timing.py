@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import mlx.core as mx
 
@@ -70,6 +71,7 @@ class Arm:
         links: what the first call takes over.
         compiled: the pass goes through `mx.compile`.
         passes: passes of a round, chosen by `warm_up`.
+        round_seconds: about how long a round takes, by `warm_up`.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Arm:
     links: Links = field(default_factory=dict)
     compiled: bool = True
     passes: int = 1
+    round_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self._pass: Call = self._one_pass
@@ -101,6 +104,7 @@ class Arm:
         elapsed = max(self.round() * len(self.calls), 1e-9)
         wanted = min(MOST_PASSES, round(ROUND_SECONDS / elapsed), KEPT_BYTES // max(size, 1))
         self.passes = max(1, wanted)
+        self.round_seconds = self.passes * elapsed
         if self.passes > 1:
             self.round()
 
@@ -116,13 +120,32 @@ class Arm:
         return (clock() - start) / (self.passes * len(self.calls))
 
 
-def measure(arms: Sequence[Arm], rounds: int, drift: float, attempts: int = 3) -> dict[str, Measurement | str]:
-    """Times arms in alternating rounds (A B C, C B A, ...). The arms are warm.
+# Runs arms in alternating rounds (A B C, C B A, ...): seconds of one call of each, by round.
+Rounds: TypeAlias = Callable[[Sequence[Arm], int], dict[str, list[float]]]
+
+
+def wall_rounds(arms: Sequence[Arm], rounds: int) -> dict[str, list[float]]:
+    """Seconds of one call of each arm in each round, by the wall clock. Slow rounds are fewer."""
+    samples: dict[str, list[float]] = {arm.name: [] for arm in arms}
+    for index in range(rounds):
+        for arm in arms if index % 2 == 0 else reversed(arms):
+            taken = samples[arm.name]
+            if len(taken) >= SLOW_ROUNDS and taken[0] * arm.passes * len(arm.calls) > SLOW_SECONDS:
+                continue
+            taken.append(arm.round())
+    return samples
+
+
+def measure(
+    arms: Sequence[Arm], rounds: int, drift: float, attempts: int = 3, sample: Rounds = wall_rounds
+) -> dict[str, Measurement | str]:
+    """Times arms side by side. The arms are warm.
 
     Args:
         arms: what to time.
         rounds: rounds of each arm; slow ones get fewer.
         drift: largest spread of an arm's rounds; `attempts` times all rounds are repeated to get below it.
+        sample: runs the rounds, see `wall_rounds` and `device_time.device_rounds`.
 
     Returns:
         For each arm its measurement, or a message where its rounds never agreed.
@@ -130,14 +153,7 @@ def measure(arms: Sequence[Arm], rounds: int, drift: float, attempts: int = 3) -
     found: dict[str, Measurement | str] = {}
     waiting = list(arms)
     for _ in range(attempts):
-        samples: dict[str, list[float]] = {arm.name: [] for arm in waiting}
-        for index in range(rounds):
-            for arm in waiting if index % 2 == 0 else reversed(waiting):
-                taken = samples[arm.name]
-                if len(taken) >= SLOW_ROUNDS and taken[0] * arm.passes * len(arm.calls) > SLOW_SECONDS:
-                    continue
-                taken.append(arm.round())
-        for name, taken in samples.items():
+        for name, taken in sample(waiting, rounds).items():
             try:
                 results.require_steady(taken, drift, name)
                 found[name] = Measurement.of(taken)
@@ -149,20 +165,20 @@ def measure(arms: Sequence[Arm], rounds: int, drift: float, attempts: int = 3) -
     return found
 
 
-def _single(name: str, arm: Arm, rounds: int, drift: float) -> float:
+def _single(name: str, arm: Arm, rounds: int, drift: float, sample: Rounds = wall_rounds) -> float:
     """Seconds of a call of one arm alone.
 
     Raises:
         GateError: its rounds drift.
     """
     arm.warm_up()
-    found = measure([arm], rounds, drift)[name]
+    found = measure([arm], rounds, drift, sample=sample)[name]
     if isinstance(found, str):
         raise results.GateError(found)
     return found.seconds
 
 
-def copy_bandwidth(size: int, rounds: int, drift: float) -> float:
+def copy_bandwidth(size: int, rounds: int, drift: float, sample: Rounds = wall_rounds) -> float:
     """Bytes per second, read and written together, of an elementwise pass over `size` bytes."""
     x = mx.zeros(size // 4, mx.float32)
     mx.eval(x)
@@ -170,11 +186,11 @@ def copy_bandwidth(size: int, rounds: int, drift: float) -> float:
     def call(links: Links) -> tuple[Links, list[mx.array]]:
         return {"x": -links["x"]}, []
 
-    seconds = _single("copy", Arm("copy", [call], {"x": x}), rounds, drift)
+    seconds = _single("copy", Arm("copy", [call], {"x": x}), rounds, drift, sample)
     return float(2 * x.nbytes / seconds)
 
 
-def matrix_rate(size: int, rounds: int, drift: float) -> float:
+def matrix_rate(size: int, rounds: int, drift: float, sample: Rounds = wall_rounds) -> float:
     """Operations per second of `mx.matmul` of two bfloat16 matrices of `size` rows and columns."""
     a, b = (mx.random.normal((size, size), dtype=mx.bfloat16, key=mx.random.key(i)) for i in range(2))
     b = (b / size**0.5).astype(mx.bfloat16)
@@ -183,7 +199,7 @@ def matrix_rate(size: int, rounds: int, drift: float) -> float:
     def call(links: Links) -> tuple[Links, list[mx.array]]:
         return {"a": links["a"] @ b}, []
 
-    seconds = _single("matmul", Arm("matmul", [call], {"a": a}), rounds, drift)
+    seconds = _single("matmul", Arm("matmul", [call], {"a": a}), rounds, drift, sample)
     return 2 * size**3 / seconds
 
 

@@ -277,6 +277,8 @@ def kernels(measurements: Measurements, page: Page) -> str:
             rate = measurements.rate(group.device, name)
             if rate:
                 text += sentence(words.format(rate[0] * scale)) + f" [{citations.number(rate[1])}] "
+        clocks = sorted({str(entry.result.data.get("clock", "wall")) for entry in entries})
+        text += f"Times by the {' or '.join(clocks)} clock. "
         text += "Error: against the float32 reference. A dash: not measured; the file says why.\n\n"
         text += _columns(columns, entries, citations)
         sums = measurements.kernel_sums().get(group, [])

@@ -76,7 +76,7 @@ def record_front_end(kernels: Mapping[str, Kernel]) -> dict[str, Any]:
         name: f"{errors[name]} errors" if errors[name] else f"passed, {count} instantiations"
         for name, count in texts.items()
     }
-    return _document(kernels, results, "python -m lily_mlx.metal.check")
+    return document(kernels, results, "python -m lily_mlx.metal.check")
 
 
 def record_checks(kernels: Mapping[str, Kernel]) -> tuple[str, dict[str, Any]]:
@@ -87,7 +87,7 @@ def record_checks(kernels: Mapping[str, Kernel]) -> tuple[str, dict[str, Any]]:
     failed: dict[str, int] = {}
     with checked(backend == "cpu"):
         for item in all_checks(sizes):
-            with _launched() as names:
+            with launched() as names:
                 (result,) = check.run([item])
             for name in names:
                 counts = passed if result.passed else failed
@@ -98,7 +98,7 @@ def record_checks(kernels: Mapping[str, Kernel]) -> tuple[str, dict[str, Any]]:
         results[name] = (
             f"{bad} of {bad + good} checks fail" if bad else f"{good} {'check' if good == 1 else 'checks'} passed"
         )
-    return backend, _document(kernels, results, f"python -m tools.kernels_table --record checks --backend {backend}")
+    return backend, document(kernels, results, f"python -m tools.kernels_table --record checks --backend {backend}")
 
 
 def merge(into: Evidence, other: Evidence) -> Evidence:
@@ -107,7 +107,7 @@ def merge(into: Evidence, other: Evidence) -> Evidence:
 
 
 @contextmanager
-def _launched() -> Iterator[set[str]]:
+def launched() -> Iterator[set[str]]:
     """Notes the names of the kernels that are launched inside the block."""
     names: set[str] = set()
     call = Kernel.__call__
@@ -123,7 +123,7 @@ def _launched() -> Iterator[set[str]]:
         Kernel.__call__ = call  # type: ignore[method-assign]
 
 
-def _document(kernels: Mapping[str, Kernel], results: Mapping[str, str], command: str) -> dict[str, Any]:
+def document(kernels: Mapping[str, Kernel], results: Mapping[str, str], command: str) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "device": machine.device_name(),

@@ -60,7 +60,7 @@ def test_launches_are_those_of_the_whole_graph(rows):
 def test_small_checks_launch_every_kernel(kernels):
     found = set()
     for item in kernel_evidence.all_checks(SMALL):
-        with kernel_evidence._launched() as names:
+        with kernel_evidence.launched() as names:
             item.run()
         found |= names
     assert found == set(kernels)

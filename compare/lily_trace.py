@@ -61,8 +61,9 @@ def chunk_graph(rows: int, context: int, layers: int = LAYERS) -> Graph:
 
     def chunk(tokens: mx.array, parameters: mx.array, seed: mx.array, *arrays: mx.array):
         weights, caches = with_arrays(state, arrays)
-        x, caches = prefill_chunk(weights, config, tokens, context, caches)
-        output = choose_token(weights, config, x, context + rows, caches, Sampling(parameters, seed))
+        last = mx.array([context + rows - 1], mx.int32)
+        x, caches = prefill_chunk(weights, config, tokens, context, caches, last=last)
+        output = choose_token(weights, config, x, context + rows, caches, Sampling(parameters, seed), last)
         return [output.token, output.position, output.logits, *arrays_of(output.caches)]
 
     inputs = [mx.zeros(rows, mx.uint32), mx.zeros(8), mx.zeros(1, mx.uint32)]

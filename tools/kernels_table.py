@@ -56,12 +56,14 @@ REPLACES = {
     "head": "`mx.fast.rms_norm`, `mx.quantized_matmul`, logsumexp, and the reduction or the random draw",
     "matmul": "`mx.quantized_matmul` (several where their weights are joined), add",
     "moe_combine": "unsort, multiply, sum over the experts, the shared expert's gate, two adds",
+    "moe_combine_norm": "the same as `moe_combine`, and `mx.fast.rms_norm`",
     "moe_experts_down": "`mx.gather_qmm`, `mx.quantized_matmul`, multiply, sum, the shared expert's gate, two adds",
     "moe_experts_gate_up": "`mx.fast.rms_norm`, softmax, argpartition, gather, normalise, "
     "two `mx.gather_qmm`, two `mx.quantized_matmul`, two SwiGLU",
     "moe_grouped_down": "`mx.gather_qmm` of sorted rows, `mx.quantized_matmul`",
     "moe_grouped_gate_up": "gather of rows, two `mx.gather_qmm`, two `mx.quantized_matmul`, two SwiGLU",
     "moe_map_blocks": "work that `mx.gather_qmm` does inside",
+    "moe_route_rows": "softmax, argpartition, gather, normalise, sigmoid, two argsorts, divide, gather",
     "moe_select_experts": "softmax, argpartition, gather, normalise, sigmoid",
     "moe_sort_rows": "two argsorts, divide, gather",
     "norm_project": "`mx.fast.rms_norm`, `mx.quantized_matmul` (several where their weights are joined)",
@@ -76,6 +78,8 @@ WHEN = {
     "attention_merge_tail": "after every 128th step",
     "attention_prefill_parts": "few rows after a long context",
     "draw": "with top-p, min-p, top-k or XTC",
+    "moe_combine": "the last layer, where all rows are wanted",
+    "moe_route_rows": "chunks of at most 64 rows",
 }
 _TITLES = {
     "front end": "front end",

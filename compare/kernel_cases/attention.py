@@ -409,6 +409,10 @@ class PrefillAttention(_Chunk):
         return f"attention.prefill_attention.{self.rows}.context_{self.context}"
 
     @property
+    def calls_per_step(self) -> int:
+        return self.attention_layers - self.ends_with_attention
+
+    @property
     def bytes(self) -> int:
         s = self.config.attention
         return self.cached_bytes(self.length) + 3 * BFLOAT16 * self.rows * s.query_heads * s.head_dim

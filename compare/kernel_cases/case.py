@@ -126,6 +126,12 @@ class Case(abc.ABC):
     def deltanet_layers(self) -> int:
         return self.config.layers - self.attention_layers
 
+    @property
+    def ends_with_attention(self) -> bool:
+        """Whether the last layer is an attention layer. It serves a chunk's last row only, by kernels of a decode step,
+        except for what its cache keeps."""
+        return self.config.is_attention(self.config.layers - 1)
+
 
 def to_float64(x: mx.array) -> np.ndarray:
     """Values in float64; integers stay integers."""

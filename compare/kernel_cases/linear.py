@@ -276,7 +276,7 @@ class GatedNormProjectAdd(_DecodeProjection):
 
 @dataclass(frozen=True)
 class RmsNorm(Case):
-    """`rms_norm` of a chunk: before the mixer and before the experts of every layer."""
+    """`rms_norm` of a chunk: before the experts. The norm before a mixer is part of `combine_norm`."""
 
     rows: int
 
@@ -293,7 +293,7 @@ class RmsNorm(Case):
 
     @property
     def calls_per_step(self) -> int:
-        return 2 * self.config.layers
+        return self.config.layers  # before the first layer, and before the experts of all but the last
 
     @property
     def bytes(self) -> int:
@@ -338,7 +338,9 @@ class Matmul(Case):
 
     @property
     def calls_per_step(self) -> int:
-        return self.projection.layers
+        in_last_layer = {"router": True, "attention_out": self.ends_with_attention}
+        in_last_layer["deltanet_out"] = not self.ends_with_attention
+        return self.projection.layers - in_last_layer.get(self.projection.label, False)
 
     @property
     def has_residual(self) -> bool:

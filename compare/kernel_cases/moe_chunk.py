@@ -12,7 +12,7 @@ from mlx_lm.models.activations import swiglu
 
 from lily_mlx.kernels.linear import reference as linear_reference
 from lily_mlx.kernels.moe import (
-    combine,
+    combine_norm,
     grouped_down,
     grouped_gate_up,
     reference,
@@ -46,6 +46,10 @@ class _Chunk(Experts):
     rows: int
 
     phase: ClassVar[Literal["decode", "prefill"]] = "prefill"
+
+    @property
+    def calls_per_step(self) -> int:
+        return self.config.layers - 1  # the last layer serves one row
 
     @property
     def shape(self) -> dict[str, int]:
@@ -231,16 +235,16 @@ class GroupedDown(_Chunk):
 
 
 @dataclass(frozen=True)
-class Combine(_Chunk):
-    """`combine`: the weighted sum of each token's experts, with the residual."""
+class CombineNorm(_Chunk):
+    """`combine_norm`: the weighted sum of each token's experts with the residual, and the next layer's norm."""
 
     @property
     def name(self) -> str:
-        return f"moe.combine.{self.rows}"
+        return f"moe.combine_norm.{self.rows}"
 
     @property
     def bytes(self) -> int:
-        return BFLOAT16 * self.config.hidden_size * (self.pairs + 2 * self.rows)
+        return BFLOAT16 * self.config.hidden_size * (self.pairs + 3 * self.rows)
 
     def fixed(self, source: Source) -> Inputs:
         return {}
@@ -255,16 +259,19 @@ class Combine(_Chunk):
             "mlx_lm_routed": mx.contiguous(outputs[:routed]),
             "mlx_lm_shared": mx.contiguous(outputs[routed:]),
             "residual": source.normal(self.rows, c.hidden_size),
+            "norm": source.gain(c.hidden_size),
         }
 
     def ours(self, inputs: Inputs) -> Outputs:
-        return [combine(inputs["outputs"], inputs["routing"], inputs["residual"])]
+        names = ("outputs", "routing", "residual", "norm")
+        return list(combine_norm(*[inputs[name] for name in names], self.config.norm_eps))
 
     def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
         k, scores, residual = self.config.top_k, inputs["mlx_lm_scores"], inputs["residual"]
         routed = inputs["mlx_lm_routed"][inputs["routing"].slot_rows.flatten()].reshape(self.rows, k, -1)
         y = (routed * scores[:, :k, None]).sum(axis=-2)
-        return [residual + (y + scores[:, k:] * inputs["mlx_lm_shared"])]
+        x = residual + (y + scores[:, k:] * inputs["mlx_lm_shared"])
+        return [x, operations.rms_norm(x, inputs["norm"], self.config.norm_eps)]
 
     def links(self, arm: str, outputs: Outputs) -> Inputs:
         return {"residual": outputs[0]}
@@ -277,7 +284,10 @@ class Combine(_Chunk):
         for i, token in enumerate(tokens):
             rows = [*(int(row) for row in slot_rows[i]), self.rows * self.config.top_k + token]
             want[i] += scores[i] @ to_float64(inputs["outputs"][mx.array(rows)])
-        return [error("out", outputs[0][pick], want)]
+        # The norm of what the arm itself rounded.
+        x, normed = outputs[0][pick], outputs[1][pick]
+        norm = linear_reference.rms_norm(to_float64(x), to_float64(inputs["norm"]), self.config.norm_eps)
+        return [error("out", x, want), error("normed", normed, norm)]
 
 
 def _taken(outputs: Outputs, rows: list[int], columns: list[int]) -> mx.array:
@@ -297,4 +307,4 @@ def cases(config: ModelConfig, rows: tuple[int, ...]) -> Iterator[Case]:
         yield Route(config, count)
         yield GroupedGateUp(config, count)
         yield GroupedDown(config, count)
-        yield Combine(config, count)
+        yield CombineNorm(config, count)

@@ -32,6 +32,7 @@ def checks(sizes: Sizes) -> Iterator[Check]:
         yield Check("moe.grouped_gate_up", shape, lambda r=rows: _grouped_gate_up(sizes, r))  # type: ignore[misc]
         yield Check("moe.grouped_down", shape, lambda r=rows: _grouped_down(sizes, r))  # type: ignore[misc]
         yield Check("moe.combine", shape, lambda r=rows: _combine(sizes, r))  # type: ignore[misc]
+        yield Check("moe.combine_norm", shape, lambda r=rows: _combine_norm(sizes, r))  # type: ignore[misc]
 
 
 def make_weights(source: Source, sizes: Sizes) -> ExpertWeights:
@@ -165,6 +166,18 @@ def _combine(sizes: Sizes, rows: int) -> list[Output]:
     outputs, residual = source.normal(routing.rows, sizes.hidden), source.normal(rows, sizes.hidden)
     got = kernel("moe.combine")(outputs, routing, residual)
     return [close("out", got, reference.combine(to_float64(outputs), same, to_float64(residual)))]
+
+
+def _combine_norm(sizes: Sizes, rows: int) -> list[Output]:
+    source = Source(f"combine_norm {rows}")
+    routing, same = _routed(source, sizes, rows)
+    outputs, residual = source.normal(routing.rows, sizes.hidden), source.normal(rows, sizes.hidden)
+    norm = 1 + 0.1 * source.normal(sizes.hidden)
+    out, normed = kernel("moe.combine_norm")(outputs, routing, residual, norm, EPS)
+    combined, _ = reference.combine_norm(to_float64(outputs), same, to_float64(residual), to_float64(norm), EPS)
+    # The norm of what the kernel itself rounded: one step of bfloat16 in the sum is no error of the norm.
+    want = linear_reference.rms_norm(to_float64(out), to_float64(norm), EPS)
+    return [close("out", out, combined), close("normed", normed, want)]
 
 
 def _finite(x: mx.array) -> Output:

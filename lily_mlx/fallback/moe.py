@@ -10,7 +10,15 @@ from lily_mlx.kernels.moe.routing import block_capacity
 
 from .linear import product, rms_norm
 
-__all__ = ["combine", "experts_down", "experts_gate_up", "grouped_down", "grouped_gate_up", "route"]
+__all__ = [
+    "combine",
+    "combine_norm",
+    "experts_down",
+    "experts_gate_up",
+    "grouped_down",
+    "grouped_gate_up",
+    "route",
+]
 
 
 def experts_gate_up(
@@ -83,6 +91,14 @@ def combine(outputs: mx.array, routing: Routing, residual: mx.array) -> mx.array
     routed, shared = outputs[routing.slot_rows].astype(mx.float32), outputs[pairs:].astype(mx.float32)
     total = residual.astype(mx.float32) + mx.sum(routing.scores[:, :top_k, None] * routed, axis=1)
     return (total + routing.scores[:, top_k:] * shared).astype(mx.bfloat16)
+
+
+def combine_norm(
+    outputs: mx.array, routing: Routing, residual: mx.array, norm_weight: mx.array, eps: float
+) -> tuple[mx.array, mx.array]:
+    """`combine`, and the RMSNorm of its result."""
+    out = combine(outputs, routing, residual)
+    return out, rms_norm(out, norm_weight, eps)
 
 
 def select_experts(logits: mx.array, top_k: int, normalise: bool) -> tuple[mx.array, mx.array]:

@@ -88,12 +88,12 @@ class Model:
         return StepOutput(token, position, logits, *with_arrays((caches, memory), rest))
 
     def prefill_chunk(
-        self, tokens: Sequence[int], length: int, caches: tuple[LayerCache, ...]
+        self, tokens: Sequence[int], length: int, caches: tuple[LayerCache, ...], last: mx.array | None = None
     ) -> tuple[mx.array, tuple[LayerCache, ...]]:
         """`prefill_chunk` on the current backend; a device that works ahead gets the work layer by layer."""
         every = 0 if current_backend() == "cpu" else LAYERS_AT_ONCE
         chunk = mx.array(tokens, mx.uint32)
-        return prefill_chunk(self.weights, self.config, chunk, length, caches, submit_every=every)
+        return prefill_chunk(self.weights, self.config, chunk, length, caches, last=last, submit_every=every)
 
     def prefill(
         self,
@@ -120,13 +120,12 @@ class Model:
         """
         rows, backend = len(tokens), current_backend()
         ends = mx.array(fed if len(fed) else tokens, mx.uint32)
-        if backend == "cpu" or rows > MOST_COMPILED_ROWS:
-            x, caches = self.prefill_chunk(tokens, length, caches)
-            return choose_token(
-                self.weights, self.config, x, length + rows, caches, sampling, tokens=ends, recent=recent
-            )
-        chunk = mx.array(tokens, mx.uint32)
         total = length + rows
+        last = mx.array([total - 1], mx.int32)
+        if backend == "cpu" or rows > MOST_COMPILED_ROWS:
+            x, caches = self.prefill_chunk(tokens, length, caches, last)
+            return choose_token(self.weights, self.config, x, total, caches, sampling, last, ends, recent)
+        chunk = mx.array(tokens, mx.uint32)
         # What the launches depend on besides the arrays' shapes: whether a block of rows is completed, and the
         # capacity that holds it.
         completed = total - total % TAIL_ROWS
@@ -135,7 +134,7 @@ class Model:
         key = f"{backend} {rows} {capacity} {sampling.form}"
         if key not in self._compiled:
             self._compiled[key] = self._compile_chunk(rows, length, sampling, memory, caches)
-        position, last = mx.array([length], mx.int32), mx.array([total - 1], mx.int32)
+        position = mx.array([length], mx.int32)
         arrays = [chunk, position, last, ends, *arrays_of((sampling, memory, caches))]
         token, position, logits, *rest = self._compiled[key](*arrays)
         return StepOutput(token, position, logits, *with_arrays((caches, memory), rest))
@@ -154,10 +153,8 @@ class Model:
             tokens: mx.array, position: mx.array, last: mx.array, fed: mx.array, *arrays: mx.array
         ) -> list[mx.array]:
             sampling, recent, caches = with_arrays(like, arrays)
-            x, caches = prefill_chunk(self.weights, self.config, tokens, length, caches, position)
-            output = choose_token(
-                self.weights, self.config, x, length + rows, caches, sampling, last, tokens=fed, recent=recent
-            )
+            x, caches = prefill_chunk(self.weights, self.config, tokens, length, caches, position, last)
+            output = choose_token(self.weights, self.config, x, length + rows, caches, sampling, last, fed, recent)
             return [output.token, output.position, output.logits, *arrays_of((output.caches, output.recent))]
 
         return mx.compile(chunk)

@@ -6,14 +6,14 @@ import mlx.core as mx
 
 from lily_mlx.kernels import attention, deltanet
 from lily_mlx.kernels.attention import KVCache
-from lily_mlx.kernels.linear import embed, matmul, rms_norm
-from lily_mlx.kernels.moe import combine, grouped_down, grouped_gate_up, route
+from lily_mlx.kernels.linear import embed, gated_norm_project_add, matmul, project_add, rms_norm
+from lily_mlx.kernels.moe import Routing, combine, combine_norm, grouped_down, grouped_gate_up, route
 
 from .cache import DeltaNetCache, LayerCache
 from .choice import Sampling, choose
 from .config import ModelConfig
-from .decode import StepOutput
-from .weights import AttentionWeights, DeltaNetWeights, ModelWeights, MoEWeights
+from .decode import StepOutput, moe_step
+from .weights import AttentionWeights, DeltaNetWeights, LayerWeights, ModelWeights, MoEWeights
 
 
 def prefill_chunk(
@@ -23,6 +23,7 @@ def prefill_chunk(
     length: int,
     caches: tuple[LayerCache, ...],
     position: mx.array | None = None,
+    last: mx.array | None = None,
     submit_every: int = 0,
 ) -> tuple[mx.array, tuple[LayerCache, ...]]:
     """Feeds a chunk of tokens.
@@ -32,39 +33,66 @@ def prefill_chunk(
         length: tokens before the chunk, which the caches hold.
         caches: the layers' memory of them.
         position: int32 [1], ``length`` on the device; None: made here.
+        last: int32 [1], position of the last row, where only that row is wanted: the last layer then computes for it
+            alone what no cache keeps. None: all rows.
         submit_every: after so many layers the device gets their work while the host prepares the next; 0: never.
 
     Returns:
-        The residual stream after the last layer, bfloat16 [M, H], and the new caches.
+        The residual stream after the last layer, bfloat16 [M, H], or [1, H] with ``last``; and the new caches.
     """
     if position is None:
         position = mx.array([length], mx.int32)
     x = embed(tokens, weights.embedding)
+    normed = rms_norm(x, in_norm(weights.layers[0]), config.norm_eps)
     new_caches: list[LayerCache] = []
     for index, (layer, cache) in enumerate(zip(weights.layers, caches, strict=True)):
         if submit_every and index and index % submit_every == 0:
             mx.async_eval(x)
+        is_last = index + 1 == len(weights.layers)
+        row = last if is_last else None
         if isinstance(layer.mixer, DeltaNetWeights):
             assert isinstance(cache, DeltaNetCache)
-            x, cache = deltanet_chunk(layer.mixer, config, x, cache)
+            x, cache = deltanet_chunk(layer.mixer, config, x, cache, normed, last_only=row is not None)
         else:
             assert isinstance(cache, KVCache)
-            x, cache = attention_chunk(layer.mixer, config, x, position, length, cache)
-        x = moe_chunk(layer.moe, config, x)
+            x, cache = attention_chunk(layer.mixer, config, x, position, length, cache, normed, row)
         new_caches.append(cache)
+        if row is not None:
+            x = moe_step(layer.moe, config, x)
+        elif is_last:
+            x = moe_chunk(layer.moe, config, x)
+        else:
+            x, normed = moe_chunk_norm(layer.moe, config, x, in_norm(weights.layers[index + 1]))
     return x, tuple(new_caches)
 
 
+def in_norm(layer: LayerWeights) -> mx.array:
+    """The weight of the norm that a layer starts with."""
+    return layer.mixer.in_norm
+
+
 def deltanet_chunk(
-    weights: DeltaNetWeights, config: ModelConfig, x: mx.array, cache: DeltaNetCache
+    weights: DeltaNetWeights,
+    config: ModelConfig,
+    x: mx.array,
+    cache: DeltaNetCache,
+    normed: mx.array | None = None,
+    last_only: bool = False,
 ) -> tuple[mx.array, DeltaNetCache]:
-    """Gated DeltaNet with its residual: x bfloat16 [M, H] to the same."""
+    """Gated DeltaNet with its residual: x bfloat16 [M, H] to the same, or to its last row.
+
+    ``normed`` is the layer's norm of x where it is known already.
+    """
     shape, eps = config.deltanet, config.norm_eps
-    proj = matmul(rms_norm(x, weights.in_norm, eps), weights.in_proj)
+    proj = matmul(rms_norm(x, weights.in_norm, eps) if normed is None else normed, weights.in_proj)
     q, k, v, decay, beta, conv = deltanet.prepare(proj, cache.conv, weights.conv, weights.a_log, weights.dt_bias, shape)
     y, state = deltanet.scan(q, k, v, decay, beta, cache.state, shape)
+    new_cache = DeltaNetCache(conv, state)
+    if last_only:
+        rows = y[-1:], proj[-1:]
+        return gated_norm_project_add(*rows, shape.z_offset, weights.out_norm, weights.out_proj, x[-1:], eps), new_cache
     y = deltanet.gated_norm(y, proj, weights.out_norm, shape, eps)
-    return matmul(y, weights.out_proj, residual=x), DeltaNetCache(conv, state)
+    return matmul(y, weights.out_proj, residual=x), new_cache
 
 
 def attention_chunk(
@@ -74,24 +102,45 @@ def attention_chunk(
     position: mx.array,
     length: int,
     cache: KVCache,
+    normed: mx.array | None = None,
+    last: mx.array | None = None,
 ) -> tuple[mx.array, KVCache]:
-    """Gated attention with its residual: x bfloat16 [M, H] to the same."""
+    """Gated attention with its residual: x bfloat16 [M, H] to the same, or to its last row.
+
+    ``normed`` is the layer's norm of x where it is known already; ``last`` is the position of the last row, int32 [1],
+    where only that is wanted.
+    """
     shape, eps = config.attention, config.norm_eps
-    proj = matmul(rms_norm(x, weights.in_norm, eps), weights.in_proj)
+    proj = matmul(rms_norm(x, weights.in_norm, eps) if normed is None else normed, weights.in_proj)
     q, k = attention.prepare(proj, weights.q_norm, weights.k_norm, position, shape, eps)
     cache = attention.append(cache, k, proj, position, length, shape)
+    if last is not None:
+        y = attention.prefill_attention(q[-1:], cache, last, proj[-1:], shape)
+        return project_add(y, weights.out_proj, x[-1:]), cache
     y = attention.prefill_attention(q, cache, position, proj, shape)
     return matmul(y, weights.out_proj, residual=x), cache
 
 
 def moe_chunk(weights: MoEWeights, config: ModelConfig, x: mx.array) -> mx.array:
     """Mixture of experts with its residual: x bfloat16 [M, H] to the same."""
+    outputs, routing = _expert_outputs(weights, config, x)
+    return combine(outputs, routing, x)
+
+
+def moe_chunk_norm(
+    weights: MoEWeights, config: ModelConfig, x: mx.array, next_norm: mx.array
+) -> tuple[mx.array, mx.array]:
+    """`moe_chunk`, and the norm of its result that the next layer starts with."""
+    outputs, routing = _expert_outputs(weights, config, x)
+    return combine_norm(outputs, routing, x, next_norm, config.norm_eps)
+
+
+def _expert_outputs(weights: MoEWeights, config: ModelConfig, x: mx.array) -> tuple[mx.array, Routing]:
     normed = rms_norm(x, weights.in_norm, config.norm_eps)
     logits = matmul(normed, weights.router, out_dtype=mx.float32)
     routing = route(logits, config.top_k, config.normalise_scores)
     hidden = grouped_gate_up(normed, routing, weights.experts)
-    outputs = grouped_down(hidden, routing, weights.experts)
-    return combine(outputs, routing, x)
+    return grouped_down(hidden, routing, weights.experts), routing
 
 
 def choose_token(

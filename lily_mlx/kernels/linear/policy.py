@@ -124,6 +124,11 @@ def matmul_plan(rows: int, columns: int, depth: int) -> MatmulPlan:
     return fitting[-1].for_depth(depth)
 
 
+def norm_simdgroups(columns: int) -> int:
+    """Simdgroups that share a row of a norm over ``columns`` columns: 8 columns for each thread, at most 8 of them."""
+    return max(1, min(8, columns // 256))
+
+
 # Largest first. A simdgroup keeps rows x columns / (32 x simdgroups along them) sums in each lane's registers.
 _TILES = (
     MatmulPlan(64, 64, 64, (2, 2, 1)),

@@ -7,7 +7,7 @@ import mlx.core as mx
 from lily_mlx.metal import Kernel
 
 from .checks import check_array, check_matrix, check_output_dtype, pad_columns, pad_rows, weight_template
-from .policy import device_policy, matmul_plan
+from .policy import matmul_plan, norm_simdgroups
 from .weight import QuantizedWeight
 
 _RMS_NORM = Kernel(
@@ -15,7 +15,7 @@ _RMS_NORM = Kernel(
     inputs=("x", "weight"),
     outputs=("out",),
     body="kernels/linear/rms_norm.metal",
-    headers=("metal/include/quantized.h",),
+    headers=("metal/include/quantized.h", "metal/include/reduce.h"),
 )
 _MATMUL = Kernel(
     name="matmul",
@@ -57,12 +57,12 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
     check_array("weight", weight, (columns,))
     if columns % 8:
         raise ValueError(f"x has {columns} columns; expected a multiple of 8")
-    simdgroups = device_policy().simdgroups
+    simdgroups = norm_simdgroups(columns)
     threads = 32 * simdgroups
     (out,) = _RMS_NORM(
         [x, weight],
         template={"K": columns, "SIMDGROUPS": simdgroups, "EPS": float(eps)},
-        grid=(threads * -(-rows // simdgroups), 1, 1),
+        grid=(threads * rows, 1, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(rows, columns)],
         output_dtypes=[mx.bfloat16],

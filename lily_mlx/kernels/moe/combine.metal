@@ -6,27 +6,16 @@ const int width = int(residual_shape[1]);
 const int piece = int(threadgroup_position_in_grid.y * threads_per_threadgroup.x + thread_index_in_threadgroup);
 const uint token = threadgroup_position_in_grid.x;
 if (piece < width / 8) {
-  const uint pairs = uint(residual_shape[0]) * uint(TOP_K);
-  float total[8];
-  for (int i = 0; i < 8; ++i) {
-    total[i] = 0.0f;
-  }
+  uint rows[TOP_K + 1];
+  float weights[TOP_K + 1];
   for (int slot = 0; slot <= TOP_K; ++slot) {
-    uint row = pairs + token;
+    rows[slot] = uint(residual_shape[0]) * uint(TOP_K) + token;
     if (slot < TOP_K) {
-      row = slot_rows[token * uint(TOP_K) + uint(slot)];
+      rows[slot] = slot_rows[token * uint(TOP_K) + uint(slot)];
     }
-    const float score = scores[token * uint(TOP_K + 1) + uint(slot)];
-    float values[8];
-    unpack_eight(((const device uint4*)(outputs + size_t(row) * width))[piece], values);
-    for (int i = 0; i < 8; ++i) {
-      total[i] = metal::fma(score, values[i], total[i]);
-    }
+    weights[slot] = scores[token * uint(TOP_K + 1) + uint(slot)];
   }
   float values[8];
-  unpack_eight(((const device uint4*)(residual + size_t(token) * width))[piece], values);
-  for (int i = 0; i < 8; ++i) {
-    values[i] += total[i];
-  }
+  combine_eight<TOP_K + 1>(values, outputs, residual, rows, weights, token, width, piece);
   ((device uint4*)(out + size_t(token) * width))[piece] = pack_eight(values);
 }

@@ -11,6 +11,9 @@ from lily_mlx.metal import current_backend
 
 TILE_HEIGHTS = (8, 16, 32, 64, 128)
 
+# Up to so many rows and (row, expert) pairs one threadgroup routes a chunk alone.
+ONE_LAUNCH_ROWS, ONE_LAUNCH_PAIRS = 64, 1024
+
 
 @dataclass(frozen=True)
 class GroupedTile:
@@ -66,7 +69,7 @@ DEVICES = {
     "metal": GroupedPolicy(1.0, _TILES, _TILES),
     "cpu": GroupedPolicy(1.0, _TILES, _TILES),
     # Matrix instructions multiply 16 rows; a tall block skips the rows that it does not have.
-    "cuda": GroupedPolicy(1.4, _CUDA_GATE_UP, _CUDA_DOWN),
+    "cuda": GroupedPolicy(1.0, _CUDA_GATE_UP, _CUDA_DOWN),
 }
 
 

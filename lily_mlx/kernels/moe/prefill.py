@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from lily_mlx.kernels.linear.policy import MOST_STAGED_COLUMNS, norm_simdgroups
 from lily_mlx.metal import Kernel
 
 from . import policy
@@ -45,7 +46,14 @@ _COMBINE = Kernel(
     inputs=("outputs", "slot_rows", "scores", "residual"),
     outputs=("out",),
     body="kernels/moe/combine.metal",
-    headers=("metal/include/quantized.h",),
+    headers=("metal/include/quantized.h", "kernels/moe/combine.h"),
+)
+_COMBINE_NORM = Kernel(
+    name="moe_combine_norm",
+    inputs=("outputs", "slot_rows", "scores", "residual", "norm_weight"),
+    outputs=("out", "normed"),
+    body="kernels/moe/combine_norm.metal",
+    headers=("metal/include/quantized.h", "metal/include/reduce.h", "kernels/moe/combine.h"),
 )
 
 
@@ -120,11 +128,7 @@ def combine(outputs: mx.array, routing: Routing, residual: mx.array) -> mx.array
     Raises:
         ValueError: wrong shape or dtype.
     """
-    if residual.ndim != 2 or residual.shape[1] % 8:
-        raise ValueError(f"residual has shape {residual.shape}; expected [rows, a multiple of 8]")
-    tokens, hidden = routing.tokens, residual.shape[1]
-    check_array("residual", residual, (tokens, hidden), mx.bfloat16)
-    check_array("outputs", outputs, (routing.rows, hidden), mx.bfloat16)
+    tokens, hidden = _check_combine(outputs, routing, residual)
     threads = min(256, -(-hidden // 256) * 32)
     (out,) = _COMBINE(
         [outputs, routing.slot_rows, routing.scores, residual],
@@ -135,6 +139,47 @@ def combine(outputs: mx.array, routing: Routing, residual: mx.array) -> mx.array
         output_dtypes=[mx.bfloat16],
     )
     return out
+
+
+def combine_norm(
+    outputs: mx.array, routing: Routing, residual: mx.array, norm_weight: mx.array, eps: float
+) -> tuple[mx.array, mx.array]:
+    """`combine`, and the RMSNorm of its result that the next layer starts with.
+
+    Args:
+        outputs, routing, residual: see `combine`; H at most 8,192.
+        norm_weight: bfloat16 [H], the norm's gain (`mx.fast.rms_norm`'s weight).
+        eps: added to the mean square (config ``rms_norm_eps``).
+
+    Returns:
+        The new residual and its norm, bfloat16 [M, H] both.
+
+    Raises:
+        ValueError: wrong shape or dtype.
+    """
+    tokens, hidden = _check_combine(outputs, routing, residual)
+    check_array("norm_weight", norm_weight, (hidden,), mx.bfloat16)
+    if hidden > MOST_STAGED_COLUMNS:
+        raise ValueError(f"residual has {hidden} columns; combine_norm takes at most {MOST_STAGED_COLUMNS}")
+    simdgroups = norm_simdgroups(hidden)
+    out, normed = _COMBINE_NORM(
+        [outputs, routing.slot_rows, routing.scores, residual, norm_weight],
+        template={"TOP_K": routing.top_k, "H": hidden, "SIMDGROUPS": simdgroups, "EPS": float(eps)},
+        grid=(32 * simdgroups * tokens, 1, 1),
+        threadgroup=(32 * simdgroups, 1, 1),
+        output_shapes=[(tokens, hidden)] * 2,
+        output_dtypes=[mx.bfloat16] * 2,
+    )
+    return out, normed
+
+
+def _check_combine(outputs: mx.array, routing: Routing, residual: mx.array) -> tuple[int, int]:
+    if residual.ndim != 2 or residual.shape[1] % 8:
+        raise ValueError(f"residual has shape {residual.shape}; expected [rows, a multiple of 8]")
+    tokens, hidden = routing.tokens, int(residual.shape[1])
+    check_array("residual", residual, (tokens, hidden), mx.bfloat16)
+    check_array("outputs", outputs, (routing.rows, hidden), mx.bfloat16)
+    return tokens, hidden
 
 
 def _check_routing(routing: Routing, weights: ExpertWeights) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lily_mlx.kernels.linear.reference import round_bfloat16
+
 
 @dataclass(frozen=True)
 class DenseExperts:
@@ -155,3 +157,11 @@ def combine(outputs: np.ndarray, routing: Routing, residual: np.ndarray) -> np.n
             out[token] += routing.scores[token, slot] * outputs[routing.slot_rows[token, slot]]
         out[token] += routing.scores[token, top_k] * outputs[tokens * top_k + token]
     return out
+
+
+def combine_norm(
+    outputs: np.ndarray, routing: Routing, residual: np.ndarray, norm_weight: np.ndarray, eps: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """`combine`, rounded to bfloat16, and its RMSNorm."""
+    out = round_bfloat16(combine(outputs, routing, residual))
+    return out, rms_norm(out, norm_weight, eps)

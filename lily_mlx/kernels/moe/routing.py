@@ -1,6 +1,6 @@
 """Routing of a chunk on the device: expert choice, stable sort by expert, block map.
 
-Three launches and no host read.
+One launch for a short chunk, three for others, and no host read.
 """
 
 from __future__ import annotations
@@ -35,6 +35,13 @@ _MAP = Kernel(
     inputs=("experts", "offsets"),
     outputs=("blocks",),
     body="kernels/moe/map_blocks.metal",
+)
+_ROUTE_ROWS = Kernel(
+    name="moe_route_rows",
+    inputs=("logits",),
+    outputs=("experts", "scores", "offsets", "row_tokens", "slot_rows", "blocks"),
+    body="kernels/moe/route_rows.metal",
+    headers=("kernels/moe/select.h",),
 )
 
 
@@ -92,8 +99,9 @@ def route(logits: mx.array, top_k: int, normalise: bool, tile_rows: int | None =
         tile_rows = policy.tile_height(tokens, top_k, experts_count)
     if tile_rows not in policy.TILE_HEIGHTS:
         raise ValueError(f"route: tile_rows is {tile_rows}; choose one of {policy.TILE_HEIGHTS}")
+    if tokens <= policy.ONE_LAUNCH_ROWS and pairs <= policy.ONE_LAUNCH_PAIRS:
+        return _route_rows(logits, experts_count, top_k, normalise, tile_rows)
     per_lane = -(-experts_count // 32)
-
     simdgroups = min(4, tokens)
     experts, scores = _SELECT(
         [logits],
@@ -120,6 +128,35 @@ def route(logits: mx.array, top_k: int, normalise: bool, tile_rows: int | None =
         threadgroup=(threads, 1, 1),
         output_shapes=[(capacity, 4)],
         output_dtypes=[mx.uint32],
+    )
+    return Routing(experts, scores, offsets, row_tokens, slot_rows, blocks, tile_rows)
+
+
+def _route_rows(logits: mx.array, experts_count: int, top_k: int, normalise: bool, tile_rows: int) -> Routing:
+    tokens, per_lane = logits.shape[0], -(-experts_count // 32)
+    simdgroups = max(per_lane, min(tokens, 16))
+    experts, scores, offsets, row_tokens, slot_rows, blocks = _ROUTE_ROWS(
+        [logits],
+        template={
+            "E": experts_count,
+            "TOP_K": top_k,
+            "PER_LANE": per_lane,
+            "NORMALISE": bool(normalise),
+            "TILE_ROWS": tile_rows,
+            "ROWS": min(policy.ONE_LAUNCH_ROWS, policy.ONE_LAUNCH_PAIRS // top_k),
+            "SIMDGROUPS": simdgroups,
+        },
+        grid=(32 * simdgroups, 1, 1),
+        threadgroup=(32 * simdgroups, 1, 1),
+        output_shapes=[
+            (tokens, top_k),
+            (tokens, top_k + 1),
+            (experts_count + 1,),
+            (tokens * top_k,),
+            (tokens, top_k),
+            (block_capacity(tokens, top_k, experts_count, tile_rows), 4),
+        ],
+        output_dtypes=[mx.uint32, mx.float32, *[mx.uint32] * 4],
     )
     return Routing(experts, scores, offsets, row_tokens, slot_rows, blocks, tile_rows)
 

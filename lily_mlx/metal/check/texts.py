@@ -198,7 +198,8 @@ def _texts_of(workload: Workload) -> Iterator[tuple[str, str]]:
             yield from record(*_merge(context // TAIL_ROWS * TAIL_ROWS or TAIL_ROWS, state))
         for rows in workload.rows:
             if context + rows <= config.max_positions:
-                yield from record(*_chunk(config, state, rows, context))
+                for last_only in (False, True):
+                    yield from record(*_chunk(config, state, rows, context, last_only))
 
 
 def _caches(config: ModelConfig, context: int) -> tuple[LayerCache, ...]:
@@ -243,12 +244,15 @@ def _choices(config: ModelConfig, state: State) -> tuple[Trace, list[mx.array]]:
     return choices, [*inputs, *arrays_of(like)]
 
 
-def _chunk(config: ModelConfig, state: State, rows: int, context: int) -> tuple[Trace, list[mx.array]]:
+def _chunk(config: ModelConfig, state: State, rows: int, context: int, last_only: bool) -> tuple[Trace, list[mx.array]]:
     def chunk(tokens: mx.array, parameters: mx.array, seed: mx.array, *arrays: mx.array) -> Any:
         weights, caches = with_arrays(state, arrays)
-        x, caches = prefill_chunk(weights, config, tokens, context, caches)
-        output = choose_token(weights, config, x, context + rows, caches, Sampling(parameters, seed))
-        return [output.token, output.logits, all_logits(weights, config, x), *arrays_of(output.caches)]
+        last = mx.array([context + rows - 1], mx.int32)
+        x, caches = prefill_chunk(weights, config, tokens, context, caches, last=last if last_only else None)
+        if not last_only:
+            return [all_logits(weights, config, x), *arrays_of(caches)]
+        output = choose_token(weights, config, x, context + rows, caches, Sampling(parameters, seed), last)
+        return [output.token, output.logits, *arrays_of(output.caches)]
 
     inputs = [mx.zeros(rows, mx.uint32), mx.zeros(8), mx.zeros(1, mx.uint32)]
     return chunk, [*inputs, *arrays_of(state)]

@@ -8,9 +8,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from lily_mlx.kernels.linear import reference as linear_reference
 from lily_mlx.kernels.moe import (
     Routing,
     combine,
+    combine_norm,
     experts_down,
     experts_gate_up,
     grouped_down,
@@ -125,6 +127,18 @@ def test_combine_of_any_width(width: int) -> None:
     assert_close("out", combine(outputs, routing, residual), want, BFLOAT16_TOLERANCE / 4)
 
 
+@pytest.mark.parametrize("width", [8, 248, 256, 2048, 2056, 8192])
+def test_combine_and_norm(width: int) -> None:
+    """Both sides of one threadgroup's columns; the sum is that of `combine`, bit for bit."""
+    generator = rng(width)
+    routing = route(mx.array(generator.normal(0.0, 2.0, (5, 7)).astype(np.float32)), 2, True)
+    outputs, residual = (bf16(generator.normal(0.0, 1.0, (rows, width))) for rows in (15, 5))
+    norm = bf16(generator.normal(1.0, 0.2, width))
+    out, normed = combine_norm(outputs, routing, residual, norm, 1e-6)
+    assert mx.array_equal(out, combine(outputs, routing, residual))
+    assert_close("normed", normed, linear_reference.rms_norm(to_numpy(out), to_numpy(norm), 1e-6), 2**-7)
+
+
 def test_a_slice_of_a_larger_array() -> None:
     """Rows that start inside a larger buffer."""
     generator = rng(1)
@@ -187,6 +201,15 @@ def test_input_errors(x: mx.array, message: str) -> None:
         combine(mx.zeros((8, 64), mx.bfloat16), routing, mx.zeros((3, 64), mx.bfloat16))
     with pytest.raises(ValueError, match="residual has shape"):
         combine(mx.zeros((9, 60), mx.bfloat16), routing, mx.zeros((3, 60), mx.bfloat16))
+    with pytest.raises(ValueError, match=r"norm_weight is .* expected .*\(64,\)"):
+        combine_norm(*combined(9, 3, 64, routing), mx.zeros(32, mx.bfloat16), 1e-6)
+    with pytest.raises(ValueError, match="8200 columns; combine_norm takes at most 8192"):
+        combine_norm(*combined(9, 3, 8200, routing), mx.zeros(8200, mx.bfloat16), 1e-6)
+
+
+def combined(rows: int, tokens: int, width: int, routing: Routing) -> tuple[mx.array, Routing, mx.array]:
+    """Outputs, routing and residual for `combine`."""
+    return mx.zeros((rows, width), mx.bfloat16), routing, mx.zeros((tokens, width), mx.bfloat16)
 
 
 def test_routing_of_another_model() -> None:

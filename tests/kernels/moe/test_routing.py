@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from lily_mlx.kernels.moe import Routing, policy, reference, route
 from lily_mlx.kernels.moe.routing import block_capacity
+from lily_mlx.metal import Kernel
 from tests.support import FLOAT32_TOLERANCE, assert_close, rng, to_numpy
 
 
@@ -132,6 +135,32 @@ def test_alternating_between_first_and_last() -> None:
     assert to_numpy(routing.row_tokens).tolist() == [*range(0, 66, 2), *range(1, 66, 2)]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k"), [(1, 4, 2), (16, 256, 8), (17, 33, 4), (64, 256, 8), (32, 512, 32)], ids=str
+)
+def test_one_launch_equals_three(tokens: int, experts: int, top_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = random_logits(8, tokens, experts)
+    one = check_routing(logits, top_k, tile_rows=8)
+    monkeypatch.setattr(policy, "ONE_LAUNCH_ROWS", 0)
+    three = check_routing(logits, top_k, tile_rows=8)
+    for field in dataclasses.fields(Routing):
+        got, want = getattr(one, field.name), getattr(three, field.name)
+        assert mx.array_equal(got, want) if isinstance(got, mx.array) else got == want, field.name
+
+
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "launches"),
+    [(64, 4, 1), (65, 4, 3), (32, 32, 1), (33, 32, 3)],
+    ids=["most-rows", "more-rows", "most-pairs", "more-pairs"],
+)
+def test_both_sides_of_one_launch(tokens: int, top_k: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+    call = Kernel.__call__
+    monkeypatch.setattr(Kernel, "__call__", lambda self, *a, **k: names.append(self.name) or call(self, *a, **k))
+    check_routing(random_logits(9, tokens, 40), top_k)
+    assert len(names) == launches
+
+
 @pytest.mark.parametrize("tokens", [128, 129, 2048, 2049])
 def test_both_sides_of_each_sort_width(tokens: int) -> None:
     widths = {policy.sort_threads(2 * t) for t in (128, 129, 2048, 2049)}
@@ -141,7 +170,7 @@ def test_both_sides_of_each_sort_width(tokens: int) -> None:
 
 @pytest.mark.parametrize(
     ("device", "expected"),
-    [("metal", [8, 8, 16, 16, 32, 32, 64, 64]), ("cuda", [16, 16, 16, 32, 32, 64, 64, 128])],
+    [("metal", [8, 8, 16, 16, 32, 32, 64, 64]), ("cuda", [16, 16, 16, 16, 32, 32, 64, 128])],
 )
 def test_tile_height_grows_with_the_rows_per_expert(
     device: str, expected: list[int], monkeypatch: pytest.MonkeyPatch

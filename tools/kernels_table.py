@@ -76,7 +76,6 @@ WHEN = {
     "adjust": "with penalties, a bias or filters",
     "attention_append_tail": "chunks that complete no block of 128 rows",
     "attention_merge_tail": "after every 128th step",
-    "attention_prefill_parts": "few rows after a long context",
     "draw": "with top-p, min-p, top-k or XTC",
     "moe_combine": "the last layer, where all rows are wanted",
     "moe_route_rows": "chunks of at most 64 rows",

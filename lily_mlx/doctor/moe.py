@@ -12,6 +12,7 @@ from lily_mlx.fallback import kernel, replacement
 from lily_mlx.kernels.linear import QuantizedWeight
 from lily_mlx.kernels.linear import reference as linear_reference
 from lily_mlx.kernels.moe import ExpertWeights, Routing, reference
+from lily_mlx.kernels.moe.policy import ONE_LAUNCH_ROWS
 
 from .check import Check, Output, close, equal
 from .inputs import Source, sample, take_expert, take_rows, to_float64
@@ -26,9 +27,11 @@ def checks(sizes: Sizes) -> Iterator[Check]:
     label = f"{sizes.top_k} of {sizes.experts} experts [{sizes.expert_size}, {sizes.hidden}]"
     yield Check("moe.experts_gate_up", label, lambda: _gate_up(sizes))
     yield Check("moe.experts_down", label, lambda: _down(sizes))
+    # Chunks on both sides of one launch.
+    for rows in (*sizes.rows, *[ONE_LAUNCH_ROWS + 1] * (max(sizes.rows) <= ONE_LAUNCH_ROWS)):
+        yield Check("moe.route", f"{rows} rows, {label}", lambda r=rows: _route(sizes, r))  # type: ignore[misc]
     for rows in sizes.rows:
         shape = f"{rows} rows, {label}"
-        yield Check("moe.route", shape, lambda r=rows: _route(sizes, r))  # type: ignore[misc]
         yield Check("moe.grouped_gate_up", shape, lambda r=rows: _grouped_gate_up(sizes, r))  # type: ignore[misc]
         yield Check("moe.grouped_down", shape, lambda r=rows: _grouped_down(sizes, r))  # type: ignore[misc]
         yield Check("moe.combine", shape, lambda r=rows: _combine(sizes, r))  # type: ignore[misc]

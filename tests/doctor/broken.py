@@ -24,12 +24,12 @@ def break_kernel(monkeypatch: pytest.MonkeyPatch, how: str) -> str:
         monkeypatch.setattr(decode, "_PROJECT_ADD", doubled)
         return "linear.project_add"
     if how == NO_COMPILE:
-        good = prefill._COMBINE
+        good = prefill._COMBINE_NORM
         text = good.text.body_part.text.replace(";", ";;", 1) + "\nno_such_function(thread_position_in_grid.x);\n"
         header = "".join(part.text for part in good.text.header_parts)
         bad = Kernel.from_source(good.name, good.inputs, good.outputs, text, header)
-        monkeypatch.setattr(prefill, "_COMBINE", bad)
-        return "moe.combine"
+        monkeypatch.setattr(prefill, "_COMBINE_NORM", bad)
+        return "moe.combine_norm"
 
     def stop(*arguments: Any, **options: Any) -> Any:
         raise RuntimeError("[metal] command buffer failed in /Users/somebody/lily_mlx/kernels/x.metal")

@@ -44,7 +44,7 @@ def model() -> Model:
 @pytest.fixture
 def few_checks(monkeypatch):
     """Only the checks that the broken kernels fail, and one that passes."""
-    names = ("linear.project_add", "linear.norm_project", "moe.combine", "linear.rms_norm")
+    names = ("linear.project_add", "linear.norm_project", "moe.combine_norm", "linear.rms_norm")
     monkeypatch.setattr(selftest, "_checks", lambda: [c for c in all_checks(SMALL) if c.function in names])
 
 
@@ -99,7 +99,7 @@ def test_a_wrong_kernel_changes_the_text_without_the_short_form(model, text, mon
 def test_a_kernel_that_does_not_compile_ends_the_generation_without_the_short_form(model, monkeypatch):
     monkeypatch.setenv(selftest.ENVIRONMENT, "0")
     break_kernel(monkeypatch, NO_COMPILE)
-    with pytest.raises(CompileError, match="moe_combine"):
+    with pytest.raises(CompileError, match="moe_combine_norm"):
         generate(Engine(model))
 
 

@@ -90,7 +90,7 @@ def load_lily(name: str, seed: int, layers: int | None = None) -> Any:
     from . import full_size, synthetic
 
     config = full_size.configuration(layers or full_size.LAYERS)
-    return Model.from_arrays(config, dict(synthetic.arrays(config, seed)))
+    return Model.from_arrays(config, synthetic.arrays(config, seed))
 
 
 def load_mlx_lm(name: str, seed: int, layers: int | None = None) -> Any:

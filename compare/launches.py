@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from lily_mlx.kernels.linear.weight import sections_of
+
 from . import results
 from .full_size import configuration
 from .graph import Graph, Primitive
@@ -22,6 +24,11 @@ PUBLISHED = {
     "article": {"launches": 795, "stages": 555},
     "published Rust engine": {"launches": 605, "stages": 425},
 }
+
+
+def packed_words(weights: int) -> int:
+    """Words of a packed weight of 4 bits in groups of 64."""
+    return sections_of(weights // 64, 64, 4, 64).size
 
 
 class ByteCount:
@@ -36,6 +43,10 @@ class ByteCount:
         text = configuration()["text_config"]
         self.rows, self.context = rows, context
         self.experts, self.top_k = text["num_experts"], text["num_experts_per_tok"]
+        hidden, size = text["hidden_size"], text["moe_intermediate_size"]
+        # Our kernels have each weight in one array.
+        self.stack = packed_words(self.experts * size * hidden)
+        self.table = packed_words(text["vocab_size"] * hidden)
         self.vocabulary = text["vocab_size"]
         self.head_dim, self.kv_heads = text["head_dim"], text["num_key_value_heads"]
         # Expected share of the experts that some row chooses, when routing is uniform.
@@ -49,9 +60,9 @@ class ByteCount:
         return int(read + sum(self._written(a.shape, a.bytes) for a in primitive.outputs))
 
     def _read(self, shape: tuple[int, ...], size: int, name: str) -> float:
-        if len(shape) == 3 and shape[0] == self.experts:
+        if (len(shape) == 3 and shape[0] == self.experts) or shape == (self.stack,):
             return size * self.used
-        if shape and shape[0] == self.vocabulary and "embed" in name:
+        if shape and shape[0] in (self.vocabulary, self.table) and "embed" in name:
             return size / self.vocabulary * self.rows
         return size * self._cached_share(shape)
 

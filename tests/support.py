@@ -50,7 +50,7 @@ def quantized(generator: np.random.Generator, shape: tuple[int, ...], bits: int 
     dense = mx.dequantize(
         weight, scales.astype(mx.float32), biases.astype(mx.float32), group_size=group_size, bits=bits
     )
-    return QuantizedWeight(weight, scales, biases, bits, group_size), to_numpy(dense)
+    return QuantizedWeight.pack(weight, scales, biases, bits, group_size), to_numpy(dense)
 
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -17,19 +18,14 @@ from .form import replaced
 _HERE = str(Path(__file__).resolve().parent)
 _EXPAND = Kernel(
     name="ablation_expand",
-    inputs=("weight", "scales", "biases"),
+    inputs=("weight",),
     outputs=("out",),
     body=f"{_HERE}/expand.metal",
     headers=("metal/include/quantized.h",),
 )
 _GROUPED = Kernel(
     name="ablation_grouped",
-    inputs=(
-        "x", "row_tokens", "blocks",
-        "first", "first_scales", "first_biases", "second", "second_scales", "second_biases",
-        "shared_first", "shared_first_scales", "shared_first_biases",
-        "shared_second", "shared_second_scales", "shared_second_biases",
-    ),
+    inputs=("x", "row_tokens", "blocks", "first", "second", "shared_first", "shared_second"),
     outputs=("out",),
     body=f"{_HERE}/grouped.metal",
     headers=(
@@ -38,7 +34,7 @@ _GROUPED = Kernel(
         "metal/include/quantized.h",
         f"{_HERE}/grouped.h",
     ),
-)  # fmt: skip
+)
 _EXPAND_THREADS = 256
 _TILE_COLUMNS = 64
 
@@ -67,13 +63,14 @@ def _grouped(expanded: bool) -> AbstractContextManager[None]:
 
 def expand(w: QuantizedWeight) -> mx.array:
     """A quantised weight [..., N, K] as bfloat16 pairs, uint32 [..., N, K / 2]."""
-    units = w.weight.size // w.bits  # of 32 codes, in as many words as a code has bits
+    rows = math.prod(w.shape[:-1])
+    units = rows * w.columns // 32
     (out,) = _EXPAND(
-        [array.reshape(-1) for array in (w.weight, w.scales, w.biases)],
-        template={"BITS": w.bits, "GROUP": w.group_size},
+        [w.packed],
+        template={"BITS": w.bits, "GROUP": w.group_size, "N": rows, "K": w.columns},
         grid=(-(-units // _EXPAND_THREADS) * _EXPAND_THREADS, 1, 1),
         threadgroup=(_EXPAND_THREADS, 1, 1),
-        output_shapes=[(*w.weight.shape[:-1], w.columns // 2)],
+        output_shapes=[(*w.shape[:-1], w.columns // 2)],
         output_dtypes=[mx.uint32],
     )
     return out
@@ -92,18 +89,19 @@ def _matmul(
     words: dict[int, mx.array] = {}
     for w in weights:
         if id(w) not in words:
-            words[id(w)] = expand(w) if expanded else w.weight
+            words[id(w)] = expand(w) if expanded else w.packed
     columns, rows = routed[0].columns, routed[0].rows
     (out,) = _GROUPED(
         [
             x,
             routing.row_tokens,
             routing.blocks,
-            *(array for w in weights for array in (words[id(w)], w.scales, w.biases)),
+            *(words[id(w)] for w in weights),
         ],
         template={
             "GATED": gated,
             "EXPANDED": expanded,
+            "E": routed[0].shape[0],
             "BITS": routed[0].bits,
             "GROUP": routed[0].group_size,
             "SHARED_BITS": shared[0].bits,

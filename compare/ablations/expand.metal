@@ -1,9 +1,11 @@
-// out[i] = bfloat(scale * code + bias): a quantised weight as bfloat pairs in words, all of its rows in one line.
+// out[i] = bfloat(scale * code + bias): a quantised weight [N, K] as bfloat pairs in words.
 //
 // Grid: one thread for each UNIT (32) codes. Bytes: the weight read once, 2 for each code written.
 const size_t unit = size_t(thread_position_in_grid.x);
-if (unit < size_t(weight_shape[0]) / BITS) {
+if (unit < size_t(N) * (K / UNIT)) {
   const size_t group = unit / (GROUP / UNIT);
+  const device bfloat* scales = scales_of<BITS, GROUP, K>(weight, N);
+  const device bfloat* biases = biases_of<BITS, GROUP, K>(weight, N);
   Codes<BITS> codes = load_codes<BITS>(weight + unit * BITS);
   float values[UNIT];
   dequantize_unit<BITS>(codes, float(scales[group]), float(biases[group]), values);

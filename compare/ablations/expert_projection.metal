@@ -79,10 +79,12 @@ begin_rows<N, ROWS>(own_rows, sums, first);
 if (slot < uint(TOP_K)) {
   const size_t row = size_t(chosen[slot]) * N;
   add_rows<BITS, GROUP, K, ROWS, LANES>(
-      sums, input, weight + row * (K / UNIT * BITS), scales + row * (K / GROUP), biases + row * (K / GROUP), own_rows,
-      row_lane);
+      sums, input, weight + row * (K / UNIT * BITS),
+      scales_of<BITS, GROUP, K>(weight, size_t(E) * N) + row * (K / GROUP),
+      biases_of<BITS, GROUP, K>(weight, size_t(E) * N) + row * (K / GROUP), own_rows, row_lane);
 } else {
   add_rows<SHARED_BITS, SHARED_GROUP, K, ROWS, LANES>(
-      sums, input, shared_weight, shared_scales, shared_biases, own_rows, row_lane);
+      sums, input, shared_weight, scales_of<SHARED_BITS, SHARED_GROUP, K>(shared_weight, N),
+      biases_of<SHARED_BITS, SHARED_GROUP, K>(shared_weight, N), own_rows, row_lane);
 }
 write_rows<N, ROWS, LANES>(rows + size_t(slot) * N, sums, first, lane);

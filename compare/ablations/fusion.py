@@ -18,7 +18,7 @@ from lily_mlx.model import decode
 from .form import replaced
 
 _HERE = str(Path(__file__).resolve().parent)
-_WEIGHTS = ("weight", "scales", "biases", "shared_weight", "shared_scales", "shared_biases")
+_WEIGHTS = ("weight", "shared_weight")
 _PROJECTION = Kernel(
     name="ablation_expert_projection",
     inputs=("x", "norm_weight", "logits", *_WEIGHTS),
@@ -66,8 +66,8 @@ def unfused_gate_up() -> AbstractContextManager[None]:
         def project(routed: QuantizedWeight, shared: QuantizedWeight) -> list[mx.array]:
             template, blocks = _rows_template(routed, shared, top_k)
             return _PROJECTION(
-                [x, norm_weight, logits, *_arrays(routed, shared)],
-                template={**template, "E": weights.experts, "NORMALISE": bool(normalise), "EPS": float(eps)},
+                [x, norm_weight, logits, routed.packed, shared.packed],
+                template={**template, "NORMALISE": bool(normalise), "EPS": float(eps)},
                 grid=(32 * _SIMDGROUPS * blocks, slots, 1),
                 threadgroup=(32 * _SIMDGROUPS, 1, 1),
                 output_shapes=[(slots, size), (top_k,), (slots,)],
@@ -98,7 +98,7 @@ def unfused_down() -> AbstractContextManager[None]:
         top_k, size = experts.size, weights.hidden
         template, blocks = _rows_template(weights.down, weights.shared_down, top_k)
         (rows,) = _DOWN(
-            [hidden, experts, *_arrays(weights.down, weights.shared_down)],
+            [hidden, experts, weights.down.packed, weights.shared_down.packed],
             template=template,
             grid=(32 * _SIMDGROUPS * blocks, top_k + 1, 1),
             threadgroup=(32 * _SIMDGROUPS, 1, 1),
@@ -176,6 +176,7 @@ def _rows_template(
     rows = max(1, 4 * lanes // 32)
     block = _SIMDGROUPS * rows * 32 // lanes
     template: dict[str, int | bool | float | mx.Dtype] = {
+        "E": routed.shape[0],
         "TOP_K": top_k,
         "K": routed.columns,
         "N": routed.rows,
@@ -188,10 +189,6 @@ def _rows_template(
         "SIMDGROUPS": _SIMDGROUPS,
     }
     return template, -(-routed.rows // block)
-
-
-def _arrays(*weights: QuantizedWeight) -> list[mx.array]:
-    return [array for w in weights for array in (w.weight, w.scales, w.biases)]
 
 
 def _whole(threads: int) -> int:

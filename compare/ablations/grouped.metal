@@ -7,6 +7,7 @@
 // Grid: (tiles of BN columns, blocks), 128 threads in 4 simdgroups, SIMD_ROWS of them above each other.
 // Bytes: per threadgroup 2 BM K of x and one or two weight tiles [BN, K], then 2 BM BN written.
 constexpr int STRIDE = BK + 8;
+constexpr size_t ROUTED_ROWS = size_t(E) * N;
 constexpr int TM = BM / SIMD_ROWS;
 constexpr int TN = BN * SIMD_ROWS / 4;
 threadgroup uint4 x_pieces[BM * STRIDE / 8];
@@ -21,7 +22,7 @@ const uint expert = blocks[4u * block];
 const uint first_row = blocks[4u * block + 1u];
 const int rows_valid = int(blocks[4u * block + 2u]);
 if (rows_valid > 0) {
-  const bool is_shared = expert >= uint(first_shape[0]);
+  const bool is_shared = expert >= uint(E);
   if (thread_id < rows_valid) {
     const uint row = first_row + uint(thread_id);
     uint source = row;
@@ -47,19 +48,22 @@ if (rows_valid > 0) {
     load_sources<BM, BK, STRIDE>(x_tile, x, K, sources, rows_valid, column, thread_id);
     if (is_shared) {
       load_weights<EXPANDED, SHARED_BITS, SHARED_GROUP, K, BN, BK, STRIDE>(
-          first_tile, shared_first, shared_first_scales, shared_first_biases, row, columns_valid, column, thread_id);
+          first_tile, shared_first, scales_of<SHARED_BITS, SHARED_GROUP, K>(shared_first, N),
+          biases_of<SHARED_BITS, SHARED_GROUP, K>(shared_first, N), row, columns_valid, column, thread_id);
     } else {
       load_weights<EXPANDED, BITS, GROUP, K, BN, BK, STRIDE>(
-          first_tile, first, first_scales, first_biases, row, columns_valid, column, thread_id);
+          first_tile, first, scales_of<BITS, GROUP, K>(first, ROUTED_ROWS),
+          biases_of<BITS, GROUP, K>(first, ROUTED_ROWS), row, columns_valid, column, thread_id);
     }
     if (GATED) {
       if (is_shared) {
         load_weights<EXPANDED, SHARED_BITS, SHARED_GROUP, K, BN, BK, STRIDE>(
-            second_tile, shared_second, shared_second_scales, shared_second_biases, row, columns_valid, column,
-            thread_id);
+            second_tile, shared_second, scales_of<SHARED_BITS, SHARED_GROUP, K>(shared_second, N),
+            biases_of<SHARED_BITS, SHARED_GROUP, K>(shared_second, N), row, columns_valid, column, thread_id);
       } else {
         load_weights<EXPANDED, BITS, GROUP, K, BN, BK, STRIDE>(
-            second_tile, second, second_scales, second_biases, row, columns_valid, column, thread_id);
+            second_tile, second, scales_of<BITS, GROUP, K>(second, ROUTED_ROWS),
+            biases_of<BITS, GROUP, K>(second, ROUTED_ROWS), row, columns_valid, column, thread_id);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -174,22 +174,33 @@ def sample(count: int, most: int) -> list[int]:
 def take_rows(w: QuantizedWeight, rows: Sequence[int]) -> QuantizedWeight:
     """The matrix of some rows of a weight [N, K]."""
     index = mx.array(list(rows), mx.uint32)
-    return QuantizedWeight(w.weight[index], w.scales[index], w.biases[index], w.bits, w.group_size)
+    return QuantizedWeight.pack(w.weight[index], w.scales[index], w.biases[index], w.bits, w.group_size)
 
 
 def expert_rows(w: QuantizedWeight, expert: int, rows: Sequence[int]) -> QuantizedWeight:
     """The matrix of some rows of one of the experts of a weight [E, N, K]."""
-    one = QuantizedWeight(w.weight[expert], w.scales[expert], w.biases[expert], w.bits, w.group_size)
+    one = QuantizedWeight.pack(w.weight[expert], w.scales[expert], w.biases[expert], w.bits, w.group_size)
     return take_rows(one, rows)
 
 
-def split_rows(w: QuantizedWeight, sizes: Sequence[int]) -> tuple[QuantizedWeight, ...]:
+@dataclass(frozen=True)
+class SeparateWeight:
+    """A quantised weight as MLX's operations take it: three arrays, see `QuantizedWeight.pack`."""
+
+    weight: mx.array
+    scales: mx.array
+    biases: mx.array
+    bits: int
+    group_size: int
+
+
+def split_rows(w: QuantizedWeight, sizes: Sequence[int]) -> tuple[SeparateWeight, ...]:
     """A joined weight as the separate ones that mlx-lm has, views of the same memory."""
-    parts: list[QuantizedWeight] = []
+    parts: list[SeparateWeight] = []
     start = 0
     for size in sizes:
         rows = slice(start, start + size)
-        parts.append(QuantizedWeight(w.weight[rows], w.scales[rows], w.biases[rows], w.bits, w.group_size))
+        parts.append(SeparateWeight(w.weight[rows], w.scales[rows], w.biases[rows], w.bits, w.group_size))
         start += size
     return tuple(parts)
 

@@ -15,10 +15,12 @@ import mlx.core as mx
 from lily_mlx.kernels.linear import QuantizedWeight
 
 from .. import mlx_kernels
-from .case import MLX_METAL, UnavailableError
+from .case import MLX_METAL, SeparateWeight, UnavailableError
 
 MATMUL_ROWS = 6  # MLX on most Apple GPUs multiplies large matrices row by row for fewer rows
 MOST_VECTOR_QUERIES = 8  # of MLX's attention kernel for few queries
+
+Weight = QuantizedWeight | SeparateWeight
 
 
 class Operations(Protocol):
@@ -32,11 +34,11 @@ class Operations(Protocol):
         """`mx.fast.rope` of x [1, heads, rows, D], its first `dims` dimensions, pairs half of them apart."""
         ...
 
-    def matmul(self, x: mx.array, w: QuantizedWeight) -> mx.array:
+    def matmul(self, x: mx.array, w: Weight) -> mx.array:
         """`mx.quantized_matmul` of x [M, K] and w [N, K]."""
         ...
 
-    def gather_matmul(self, x: mx.array, w: QuantizedWeight, experts: mx.array, is_sorted: bool) -> mx.array:
+    def gather_matmul(self, x: mx.array, w: Weight, experts: mx.array, is_sorted: bool) -> mx.array:
         """`mx.gather_qmm`: row r of x [R or 1, K] by the matrix experts[r] of w [E, N, K], as [R, N]."""
         ...
 
@@ -69,12 +71,12 @@ class DeviceOperations:
     def rope(self, x: mx.array, dims: int, theta: float, offset: int) -> mx.array:
         return mx.fast.rope(x, dims, traditional=False, base=theta, scale=1.0, offset=offset)
 
-    def matmul(self, x: mx.array, w: QuantizedWeight) -> mx.array:
+    def matmul(self, x: mx.array, w: Weight) -> mx.array:
         return mx.quantized_matmul(
             x, w.weight, w.scales, w.biases, transpose=True, group_size=w.group_size, bits=w.bits
         )
 
-    def gather_matmul(self, x: mx.array, w: QuantizedWeight, experts: mx.array, is_sorted: bool) -> mx.array:
+    def gather_matmul(self, x: mx.array, w: Weight, experts: mx.array, is_sorted: bool) -> mx.array:
         return mx.gather_qmm(
             x[:, None],
             w.weight,
@@ -121,14 +123,14 @@ class MetalKernels(DeviceOperations):
     def __init__(self) -> None:
         self.used: set[str] = set()
 
-    def matmul(self, x: mx.array, w: QuantizedWeight) -> mx.array:
+    def matmul(self, x: mx.array, w: Weight) -> mx.array:
         name = "quantized_matvec" if x.shape[0] < MATMUL_ROWS else "quantized_matmul"
         function = self._wrapper(name)
         return function(  # type: ignore[no-any-return]
             x, w.weight, w.scales, w.biases, group_size=w.group_size, bits=w.bits
         )
 
-    def gather_matmul(self, x: mx.array, w: QuantizedWeight, experts: mx.array, is_sorted: bool) -> mx.array:
+    def gather_matmul(self, x: mx.array, w: Weight, experts: mx.array, is_sorted: bool) -> mx.array:
         function = self._wrapper("gather_quantized_matmul_sorted" if is_sorted else "gather_quantized_matvec")
         return function(  # type: ignore[no-any-return]
             x, w.weight, w.scales, w.biases, experts, group_size=w.group_size, bits=w.bits

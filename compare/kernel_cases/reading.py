@@ -13,12 +13,13 @@ from unittest import mock
 import mlx.core as mx
 
 from lily_mlx.kernels.linear import QuantizedWeight
+from lily_mlx.kernels.linear.weight import SECTION_WORDS, sections_of
 from lily_mlx.metal import Kernel
 
 _HERE = Path(__file__).parent
 _READ_BYTES = Kernel.from_source(
     "read_bytes",
-    ["weight", "scales", "biases", "matrices", "previous"],
+    ["weight", "matrices", "previous"],
     ["out"],
     (_HERE / "read_bytes.metal").read_text(),
     (_HERE / "read_bytes.h").read_text(),
@@ -62,7 +63,7 @@ class Reading:
 
     @property
     def stack(self) -> int:
-        return int(math.prod(self.weight.weight.shape[:-2]))
+        return int(math.prod(self.weight.lead))
 
     @property
     def bytes(self) -> int:
@@ -86,13 +87,16 @@ def read(reading: Reading, launch: LaunchShape, previous: mx.array) -> mx.array:
     words, groups = w.weight.nbytes // reading.stack, w.scales.nbytes // reading.stack
     if reading.stack > 1 and (words % 16 or groups % 16):
         raise ValueError(f"a matrix of {words} bytes of codes and {groups} of scales; expected multiples of 16")
+    sections = sections_of(math.prod(w.shape[:-1]), w.columns, w.bits, w.group_size)
     simdgroups = launch.threadgroups * launch.simdgroups
     slots = math.gcd(reading.matrices.size, simdgroups)
     (out,) = _READ_BYTES(
-        [w.weight, w.scales, w.biases, reading.matrices, previous],
+        [w.packed, reading.matrices, previous],
         template={
             "WORDS": words // 16,
             "GROUPS": groups // 16,
+            "SCALES": sections.scales // SECTION_WORDS,
+            "BIASES": sections.biases // SECTION_WORDS,
             "MATRICES": reading.matrices.size // slots,
             "BLOCKS": simdgroups // slots,
             "SIMDGROUPS": launch.simdgroups,

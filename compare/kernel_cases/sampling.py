@@ -172,7 +172,7 @@ class Select(Case):
         columns, rows = self.config.hidden_size, self.config.vocab_size
         x, norm = mx.zeros((1, columns), mx.bfloat16), mx.zeros(columns, mx.bfloat16)
         words, groups = mx.zeros((rows, columns // 8), mx.uint32), mx.zeros((rows, columns // 64), mx.bfloat16)
-        weight = QuantizedWeight(words, groups, groups, 4, 64)
+        weight = QuantizedWeight.pack(words, groups, groups, 4, 64)
         ends = mx.zeros(8), mx.zeros(1, mx.uint32), mx.zeros(1, mx.int32)
         return int(head(x, norm, weight, self.config.norm_eps, *ends)[1].size)
 

@@ -60,4 +60,4 @@ class Source:
         scales = unit * self.uniform(SCALE_LOW, SCALE_HIGH, *lead, columns // group_size)
         scales = scales.astype(mx.bfloat16)
         biases = (scales * (-(2**bits - 1) / 2)).astype(mx.bfloat16)
-        return QuantizedWeight((high << 16) | low, scales, biases, bits, group_size)
+        return QuantizedWeight.pack((high << 16) | low, scales, biases, bits, group_size)

@@ -17,8 +17,8 @@ def accelerate(model: Any) -> Any:
         mlx_lm.generate(lily_mlx.accelerate(model), tokenizer, "Why is the sky blue?")
 
     Args:
-        model: from `mlx_lm.load`. It stays as it is and shares its large arrays with the result; LoRA adapters
-            are fused into the result.
+        model: from `mlx_lm.load`. It computes what it did and shares its large arrays with the result: they become
+            views of the arrays that the kernels read. LoRA adapters are fused into the result.
 
     Returns:
         The accelerated model; `model` itself, after a notice with the reason, if the kernels do not run it.

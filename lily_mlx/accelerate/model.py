@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,10 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from lily_mlx.doctor.selftest import replace_failing_kernels
+from lily_mlx.kernels.linear import QuantizedWeight
 from lily_mlx.model import Model, is_supported_family
+from lily_mlx.model.checkpoint import OnPacked
+from lily_mlx.model.tensors import canonical_name
 
 from .forward import forward, make_cache
 
@@ -110,13 +113,16 @@ def lily_model_of(model: Any) -> Model | None:
 def from_mlx_lm(model: nn.Module) -> Model:
     """The weights of a model that mlx_lm loaded, for the kernels.
 
+    The kernels have all parts of a weight in one array. The model's modules get views of it in the place of their own
+    arrays, with the same values, so that the large weights are in memory once.
+
     Raises:
         ValueError: the kernels do not run it; the message says why.
     """
     reason = _why_not(model)
     if reason is not None:
         raise ValueError(reason)
-    return CallableModel.from_arrays(_settings(model), _arrays(model))
+    return CallableModel.from_arrays(_settings(model), _arrays(model), _share_arrays(model))
 
 
 def _accelerated(model: nn.Module) -> nn.Module:
@@ -153,7 +159,24 @@ def _settings(model: Any) -> dict[str, Any]:
     return settings
 
 
-def _arrays(model: nn.Module) -> Mapping[str, mx.array]:
+def _share_arrays(model: nn.Module) -> OnPacked:
+    """A function that replaces the arrays of the module of a packed weight by views of that weight."""
+    modules = {canonical_name(name): module for name, module in model.named_modules()}
+
+    def share(path: str, weight: QuantizedWeight) -> None:
+        module = modules[path]
+        for name in ("weight", "scales", "biases"):
+            view, own = getattr(weight, name), module.get(name)
+            # An adapter's module has none, and float16 scales were rounded for the kernels.
+            if isinstance(own, mx.array) and (own.dtype, own.shape) == (view.dtype, view.shape):
+                mx.eval(view)
+                module[name] = view
+
+    return share
+
+
+def _arrays(model: nn.Module) -> Iterator[tuple[str, mx.array]]:
+    """The model's tensors, adapters fused; holds none of them once it is at its end."""
     arrays = dict(tree_flatten(model.parameters()))
     adapted = [(name, module) for name, module in model.named_modules() if hasattr(module, "fuse")]
     for name, module in adapted:
@@ -167,7 +190,7 @@ def _arrays(model: nn.Module) -> Mapping[str, mx.array]:
             "mlx_lm.fuse does",
             len(adapted),
         )
-    return arrays
+    yield from arrays.items()
 
 
 def callable_model(model: Any) -> Any:

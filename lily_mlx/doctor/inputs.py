@@ -45,7 +45,7 @@ class Source:
         unit = math.sqrt(12 / columns) / 2**bits
         scales = (unit * self.uniform(0.5, 1.5, *lead, columns // group_size)).astype(mx.bfloat16)
         biases = (scales * (-(2**bits - 1) / 2)).astype(mx.bfloat16)
-        return QuantizedWeight((high << 16) | low, scales, biases, bits, group_size)
+        return QuantizedWeight.pack((high << 16) | low, scales, biases, bits, group_size)
 
     def cache(self, length: int, shape: AttentionShape) -> KVCache:
         """The cache of `length` tokens; rows that it does not define hold NaN, which a kernel must not read."""
@@ -82,9 +82,9 @@ def sample(count: int, most: int) -> list[int]:
 def take_rows(w: QuantizedWeight, rows: Sequence[int]) -> QuantizedWeight:
     """The matrix of some rows of a weight [N, K]."""
     index = mx.array(list(rows), mx.uint32)
-    return QuantizedWeight(w.weight[index], w.scales[index], w.biases[index], w.bits, w.group_size)
+    return QuantizedWeight.pack(w.weight[index], w.scales[index], w.biases[index], w.bits, w.group_size)
 
 
 def take_expert(w: QuantizedWeight, expert: int) -> QuantizedWeight:
     """One matrix of a stack [E, N, K]."""
-    return QuantizedWeight(w.weight[expert], w.scales[expert], w.biases[expert], w.bits, w.group_size)
+    return QuantizedWeight.pack(w.weight[expert], w.scales[expert], w.biases[expert], w.bits, w.group_size)

@@ -1,14 +1,14 @@
 """Reads an MLX-format checkpoint into the kernels' joined layout.
 
 Everything is checked from the files' headers first, and one error names all that is wrong. Then each
-layer is read, joined and evaluated before the next one, so that peak memory is the weights plus one layer.
+layer is read, joined, packed and evaluated before the next one, so that peak memory is the weights plus one layer.
 """
 
 from __future__ import annotations
 
 import collections
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,13 +38,24 @@ _FLOATS = (mx.bfloat16, mx.float16, mx.float32)
 _CONVERT = "Convert it first: mlx_lm.convert --hf-path <model> -q"
 
 
-def load_weights(directory: Path, config: ModelConfig, arrays: Mapping[str, mx.array] | None = None) -> ModelWeights:
+# Called with the name of each quantised weight that is used as the checkpoint has it, once its array exists.
+OnPacked = Callable[[str, QuantizedWeight], object]
+
+
+def load_weights(
+    directory: Path,
+    config: ModelConfig,
+    arrays: Iterable[tuple[str, mx.array]] | None = None,
+    on_packed: OnPacked | None = None,
+) -> ModelWeights:
     """Reads all weights of a checkpoint.
 
     Args:
         directory: holds `model*.safetensors`, with an index if there are several.
         config: the checkpoint's configuration; every tensor must have the shape that it implies.
-        arrays: the checkpoint's tensors by name, where they are in memory and not in files.
+        arrays: the checkpoint's tensors with their names, where they are in memory and not in files.
+        on_packed: called for each weight that is neither joined with another one nor encoded anew, after its layer
+            is evaluated. Whoever holds its three arrays can take views of the packed one there instead.
 
     Raises:
         FileNotFoundError: a weight file is missing.
@@ -53,7 +64,7 @@ def load_weights(directory: Path, config: ModelConfig, arrays: Mapping[str, mx.a
     """
     tensors = CheckpointTensors(directory, arrays)
     encodings = _check(directory, tensors, config)
-    return assemble(tensors, encodings, config, mx.eval)
+    return assemble(tensors, encodings, config, mx.eval, on_packed)
 
 
 def _check(directory: Path, tensors: CheckpointTensors, config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -171,6 +182,7 @@ def assemble(
     encodings: Mapping[str, tuple[int, int]],
     config: ModelConfig,
     evaluate: Callable[[list[mx.array]], object],
+    on_packed: OnPacked | None = None,
 ) -> ModelWeights:
     """Joins tensors into the kernels' layout, one layer at a time.
 
@@ -178,8 +190,9 @@ def assemble(
         tensors: holds every tensor that `layout` lists, in its shape.
         encodings: (bits, group size) of each quantised weight.
         evaluate: called with the arrays of each finished layer.
+        on_packed: see `load_weights`.
     """
-    return _Assembler(tensors, encodings, config, evaluate).model()
+    return _Assembler(tensors, encodings, config, evaluate, on_packed).model()
 
 
 class _Assembler:
@@ -189,11 +202,14 @@ class _Assembler:
         encodings: Mapping[str, tuple[int, int]],
         config: ModelConfig,
         evaluate: Callable[[list[mx.array]], object],
+        on_packed: OnPacked | None,
     ):
         self._tensors = tensors
         self._encodings = encodings
         self._config = config
         self._evaluate = evaluate
+        self._on_packed = on_packed
+        self._packed: dict[str, QuantizedWeight] = {}  # of the layer at work
         self._rounded = False
 
     def model(self) -> ModelWeights:
@@ -204,7 +220,13 @@ class _Assembler:
         return ModelWeights(embedding, layers, norm, head)
 
     def _done(self, tree: Tree) -> Tree:
-        self._evaluate(arrays_of(tree))
+        arrays = arrays_of(tree)
+        self._evaluate(arrays)
+        used = {id(array) for array in arrays}
+        packed, self._packed = self._packed, {}
+        for path, weight in packed.items():
+            if self._on_packed is not None and id(weight.packed) in used:
+                self._on_packed(path, weight)
         return tree
 
     def _layer(self, index: int) -> LayerWeights:
@@ -258,13 +280,15 @@ class _Assembler:
 
     def _linear(self, path: str) -> QuantizedWeight:
         bits, group_size = self._encodings[path]
-        return QuantizedWeight(
+        weight = QuantizedWeight.pack(
             self._tensors.take(f"{path}.weight"),
             self._bfloat16(f"{path}.scales"),
             self._bfloat16(f"{path}.biases"),
             bits,
             group_size,
         )
+        self._packed[path] = weight
+        return weight
 
     def _bfloat16(self, name: str) -> mx.array:
         array = self._tensors.take(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from lily_mlx.kernels.attention import TAIL_ROWS, capacity_for
 from lily_mlx.metal import current_backend
 
 from .cache import LayerCache, empty_caches
-from .checkpoint import load_weights
+from .checkpoint import OnPacked, load_weights
 from .choice import Sampling
 from .config import ModelConfig, read_config
 from .decode import StepOutput, decode_step
@@ -44,18 +44,27 @@ class Model:
         return cls(config, load_weights(directory, config))
 
     @classmethod
-    def from_arrays(cls, settings: Mapping[str, Any], arrays: Mapping[str, mx.array]) -> Model:
-        """A model from tensors in memory, which `arrays` keeps as well.
+    def from_arrays(
+        cls,
+        settings: Mapping[str, Any],
+        arrays: Iterable[tuple[str, mx.array]],
+        on_packed: OnPacked | None = None,
+    ) -> Model:
+        """A model from tensors in memory.
+
+        The kernels read copies. Each tensor is let go when its layer is done, so tensors that an iterator makes and
+        nothing else holds do not stay beside the copies.
 
         Args:
             settings: the contents of config.json.
-            arrays: tensors by their names in an MLX checkpoint.
+            arrays: tensors with their names in an MLX checkpoint.
+            on_packed: see `lily_mlx.model.checkpoint.load_weights`.
 
         Raises:
             ValueError: see `load`.
         """
         config = ModelConfig.from_dict(dict(settings))
-        return cls(config, load_weights(Path("memory"), config, arrays))
+        return cls(config, load_weights(Path("memory"), config, arrays, on_packed))
 
     @property
     def arrays(self) -> list[mx.array]:

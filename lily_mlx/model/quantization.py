@@ -21,7 +21,7 @@ def join_rows(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
     bits = max(part.bits for part in parts)
     group_size = min(part.group_size for part in parts)
     parts = [reencode(part, bits, group_size) for part in parts]
-    return QuantizedWeight(
+    return QuantizedWeight.pack(
         mx.concatenate([part.weight for part in parts]),
         mx.concatenate([part.scales for part in parts]),
         mx.concatenate([part.biases for part in parts]),
@@ -37,13 +37,15 @@ def reencode(weight: QuantizedWeight, bits: int, group_size: int) -> QuantizedWe
             f"{weight.bits} bits in groups of {weight.group_size} cannot become {bits} bits in groups of "
             f"{group_size} without loss"
         )
+    if (bits, group_size) == (weight.bits, weight.group_size):
+        return weight
     words, scales, biases = weight.weight, weight.scales, weight.biases
     if bits != weight.bits:
         words = pack_codes(unpack_codes(words, weight.bits), bits)
     if group_size != weight.group_size:
         repeats = weight.group_size // group_size
         scales, biases = mx.repeat(scales, repeats, axis=-1), mx.repeat(biases, repeats, axis=-1)
-    return QuantizedWeight(words, scales, biases, bits, group_size)
+    return QuantizedWeight.pack(words, scales, biases, bits, group_size)
 
 
 def unpack_codes(words: mx.array, bits: int) -> mx.array:

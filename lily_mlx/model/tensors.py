@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import mlx.core as mx
@@ -41,19 +41,19 @@ class CheckpointTensors:
 
     Args:
         directory: holds the files.
-        arrays: tensors by name that stand for the files' contents, if they are in memory already.
+        arrays: names and tensors that stand for the files' contents, if they are in memory already.
 
     Raises:
         FileNotFoundError: no weights, or a file that the index names is missing.
         ValueError: a file is truncated or is not in safetensors format, or two tensors have one name.
     """
 
-    def __init__(self, directory: Path, arrays: Mapping[str, mx.array] | None = None):
+    def __init__(self, directory: Path, arrays: Iterable[tuple[str, mx.array]] | None = None):
         self._arrays: dict[str, mx.array] = {}
         self.original_names: dict[str, str] = {}
         ignored: dict[str, int] = {}
         for path in weight_files(directory) if arrays is None else [directory]:
-            for name, array in (_read_file(path) if arrays is None else arrays).items():
+            for name, array in _read_file(path).items() if arrays is None else arrays:
                 canonical = canonical_name(name)
                 reason = _IGNORED.get(canonical.split(".")[0])
                 if reason is not None:

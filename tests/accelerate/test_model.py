@@ -34,6 +34,25 @@ def test_shares_the_experts_arrays(original, fast):
     assert fast.lily_model.weights.layers[0].moe.experts.gate.weight is theirs
 
 
+def test_large_weights_are_in_memory_once():
+    """Ours are copies, so that the model's own arrays have to go."""
+    model = random_model()
+    mx.eval(model.parameters())
+    values = {name: mx.array(array) for name, array in tree_flatten(model.parameters())}
+    mx.eval(values)
+    before = mx.get_active_memory()
+    fast = accelerate(model)
+    mx.eval(fast.parameters())
+    grown = mx.get_active_memory() - before
+    layers = fast.lily_model.weights.layers
+    own = [layer.mixer.in_proj.packed.nbytes + layer.moe.router.packed.nbytes for layer in layers]
+    packed = sum(array.nbytes for array in fast.lily_model.arrays)
+    print(f"{grown} bytes more, {sum(own)} of them joined; {packed} bytes of weights")
+    assert grown <= sum(own) + 0.02 * packed
+    for name, array in tree_flatten(model.parameters()):
+        assert mx.array_equal(array, values[name]), name
+
+
 def test_accelerating_twice_changes_nothing(fast):
     assert accelerate(fast) is fast
 

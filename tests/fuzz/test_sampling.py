@@ -37,7 +37,7 @@ def test_head_and_select(layout, vocabulary, temperature, repeated, key, positio
     w, dense = quantized(generator, (vocabulary, columns), bits, group)
     if repeated:
         rows = mx.array(generator.integers(0, 3, vocabulary).astype(np.uint32))
-        w = QuantizedWeight(w.weight[rows], w.scales[rows], w.biases[rows], bits, group)
+        w = QuantizedWeight.pack(w.weight[rows], w.scales[rows], w.biases[rows], bits, group)
         dense = dense[to_numpy(rows)]
     x, gain = bf16(generator.standard_normal((1, columns))), bf16(generator.uniform(0.5, 1.5, columns))
     sampling = np.zeros(8, np.float32)

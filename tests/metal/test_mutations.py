@@ -10,7 +10,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -60,11 +60,10 @@ def embed() -> Operation:
     weight, dense = quantized(rng(2), (40, 256), 4, 64)
     tokens = np.array([3, 39, 0])
 
-    def launch(tokens: mx.array, *arrays: mx.array) -> mx.array:
-        return linear.embed(tokens, linear.QuantizedWeight(*arrays, 4, 64))
+    def launch(tokens: mx.array, packed: mx.array) -> mx.array:
+        return linear.embed(tokens, replace(weight, packed=packed))
 
-    arrays = [mx.array(tokens, mx.uint32), weight.weight, weight.scales, weight.biases]
-    return Operation(launch, arrays, dense[tokens])
+    return Operation(launch, [mx.array(tokens, mx.uint32), weight.packed], dense[tokens])
 
 
 def gated_norm() -> Operation:

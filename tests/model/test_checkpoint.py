@@ -28,7 +28,9 @@ def checkpoint(tmp_path):
 
 def part(tensors: dict[str, mx.array], path: str, bits: int = 4, group_size: int = 64) -> np.ndarray:
     path = f"language_model.{path}"
-    return dense(QuantizedWeight(*(tensors[f"{path}.{p}"] for p in ("weight", "scales", "biases")), bits, group_size))
+    return dense(
+        QuantizedWeight.pack(*(tensors[f"{path}.{p}"] for p in ("weight", "scales", "biases")), bits, group_size)
+    )
 
 
 def change(directory, edit) -> None:
@@ -78,7 +80,7 @@ def test_shards_load_alike(tmp_path, checkpoint):
 
 def test_arrays_in_memory_load_alike(checkpoint):
     settings = json.loads((checkpoint / "config.json").read_text())
-    model = Model.from_arrays(settings, synthetic.read_tensors(checkpoint))
+    model = Model.from_arrays(settings, synthetic.read_tensors(checkpoint).items())
     assert same_weights(model, Model.load(checkpoint))
 
 

@@ -33,8 +33,8 @@ def check_matrix(w: QuantizedWeight) -> None:
     Raises:
         ValueError: it is a stack of matrices.
     """
-    if w.weight.ndim != 2:
-        raise ValueError(f"the weight is a stack of matrices of shape {list(w.weight.shape)}; expected one matrix")
+    if w.lead:
+        raise ValueError(f"the weight is a stack of matrices of shape {list(w.shape)}; expected one matrix")
 
 
 def check_staged(columns: int) -> None:
@@ -57,23 +57,6 @@ def check_output_dtype(dtype: mx.Dtype) -> None:
         raise ValueError(f"out_dtype is {dtype}; expected bfloat16 or float32")
 
 
-def pad_rows(w: QuantizedWeight) -> QuantizedWeight:
-    """The weight with zero rows added so that no buffer of it is smaller than `SMALLEST_BUFFER`."""
-    missing = SMALLEST_BUFFER - w.rows
-    if missing <= 0:
-        return w
-    widths = [(0, missing), (0, 0)]
-    return QuantizedWeight(
-        mx.pad(w.weight, widths), mx.pad(w.scales, widths), mx.pad(w.biases, widths), w.bits, w.group_size
-    )
-
-
-def pad_columns(array: mx.array) -> mx.array:
-    """The matrix [M, N] with zero columns added up to `SMALLEST_BUFFER`."""
-    missing = SMALLEST_BUFFER - array.shape[-1]
-    return array if missing <= 0 else mx.pad(array, [(0, 0), (0, missing)])
-
-
 def weight_template(w: QuantizedWeight) -> dict[str, int]:
-    """The format of a weight as template parameters of a kernel."""
-    return {"BITS": w.bits, "GROUP": w.group_size, "K": w.columns}
+    """The format of a weight [N, K] as template parameters of a kernel, which finds its sections by them."""
+    return {"BITS": w.bits, "GROUP": w.group_size, "N": w.rows, "K": w.columns}

@@ -11,8 +11,6 @@ from .checks import (
     check_matrix,
     check_output_dtype,
     check_staged,
-    pad_columns,
-    pad_rows,
     weight_template,
 )
 from .policy import matvec_plan
@@ -24,21 +22,21 @@ _HEAD_SIZES = (8, 16, 32, 64, 128, 256)
 
 _NORM_PROJECT = Kernel(
     name="norm_project",
-    inputs=("x", "norm_weight", "weight", "scales", "biases"),
+    inputs=("x", "norm_weight", "weight"),
     outputs=("out",),
     body="kernels/linear/norm_project.metal",
     headers=_STAGED_HEADERS,
 )
 _PROJECT_ADD = Kernel(
     name="project_add",
-    inputs=("x", "weight", "scales", "biases", "residual"),
+    inputs=("x", "weight", "residual"),
     outputs=("out",),
     body="kernels/linear/project_add.metal",
     headers=_HEADERS,
 )
 _GATED_NORM_PROJECT_ADD = Kernel(
     name="gated_norm_project_add",
-    inputs=("y", "projection", "norm_weight", "weight", "scales", "biases", "residual"),
+    inputs=("y", "projection", "norm_weight", "weight", "residual"),
     outputs=("out",),
     body="kernels/linear/gated_norm_project_add.metal",
     headers=_STAGED_HEADERS,
@@ -68,15 +66,7 @@ def norm_project(
     check_array("norm_weight", norm_weight, (w.columns,))
     check_staged(w.columns)
     check_output_dtype(out_dtype)
-    padded = pad_rows(w)
-    out = _launch(
-        _NORM_PROJECT,
-        [x, norm_weight, padded.weight, padded.scales, padded.biases],
-        padded,
-        {"T": out_dtype, "EPS": float(eps)},
-        out_dtype,
-    )
-    return out if padded is w else out[:, : w.rows]
+    return _launch(_NORM_PROJECT, [x, norm_weight, w.packed], w, {"T": out_dtype, "EPS": float(eps)}, out_dtype)
 
 
 def project_add(x: mx.array, w: QuantizedWeight, residual: mx.array) -> mx.array:
@@ -96,15 +86,7 @@ def project_add(x: mx.array, w: QuantizedWeight, residual: mx.array) -> mx.array
     check_matrix(w)
     check_array("x", x, (1, w.columns))
     check_array("residual", residual, (1, w.rows))
-    padded = pad_rows(w)
-    out = _launch(
-        _PROJECT_ADD,
-        [x, padded.weight, padded.scales, padded.biases, pad_columns(residual)],
-        padded,
-        {},
-        mx.bfloat16,
-    )
-    return out if padded is w else out[:, : w.rows]
+    return _launch(_PROJECT_ADD, [x, w.packed, residual], w, {}, mx.bfloat16)
 
 
 def gated_norm_project_add(
@@ -149,15 +131,13 @@ def gated_norm_project_add(
             f"z_offset is {z_offset}; expected a multiple of 8 from 0 to {proj.shape[1] - w.columns} "
             f"(proj has {proj.shape[1]} columns, z has {w.columns})"
         )
-    padded = pad_rows(w)
-    out = _launch(
+    return _launch(
         _GATED_NORM_PROJECT_ADD,
-        [y, proj, norm_weight, padded.weight, padded.scales, padded.biases, pad_columns(residual)],
-        padded,
+        [y, proj, norm_weight, w.packed, residual],
+        w,
         {"HEAD": head, "Z_OFFSET": z_offset, "EPS": float(eps)},
         mx.bfloat16,
     )
-    return out if padded is w else out[:, : w.rows]
 
 
 def _launch(

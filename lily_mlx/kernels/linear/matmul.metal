@@ -16,7 +16,6 @@ const uint lane = thread_index_in_simdgroup;
 const int simd_group = int(simdgroup_index_in_threadgroup);
 const int thread_id = int(thread_index_in_threadgroup);
 const int height = int(x_shape[0]);
-const int width = int(weight_shape[0]);
 const int first_m = int(threadgroup_position_in_grid.y) * BM;
 const int first_n = int(threadgroup_position_in_grid.x) * BN;
 const int tile_m = simd_group % SIMD_M * TM;
@@ -26,15 +25,15 @@ threadgroup bfloat* x_tile = (threadgroup bfloat*)shared_memory;
 threadgroup bfloat* weight_tile = x_tile + BM * STRIDE;
 const device bfloat* x_rows = x + size_t(first_m) * K;
 const device uint* weight_rows = weight + size_t(first_n) * (K / UNIT * BITS);
-const device bfloat* scale_rows = scales + size_t(first_n) * (K / GROUP);
-const device bfloat* bias_rows = biases + size_t(first_n) * (K / GROUP);
+const device bfloat* scale_rows = scales_of<BITS, GROUP, K>(weight, N) + size_t(first_n) * (K / GROUP);
+const device bfloat* bias_rows = biases_of<BITS, GROUP, K>(weight, N) + size_t(first_n) * (K / GROUP);
 
 RowPieces<LILY_SHARE(BM * BK / 8, THREADS)> pieces;
 WeightUnits<BITS, LILY_SHARE(BN * BK / UNIT, THREADS)> units;
 locate_rows<BM, BK, K, THREADS>(pieces, height - first_m, thread_id);
 read_rows(pieces, x_rows, 0);
 read_units<BITS, GROUP, K, BN, BK, THREADS>(
-    units, weight_rows, scale_rows, bias_rows, width - first_n, 0, thread_id);
+    units, weight_rows, scale_rows, bias_rows, N - first_n, 0, thread_id);
 
 Tile<TM, TN> acc;
 acc.clear();
@@ -46,7 +45,7 @@ for (int column = 0; column < K; column += BK) {
   if (column + BK < K) {
     read_rows(pieces, x_rows, column + BK);
     read_units<BITS, GROUP, K, BN, BK, THREADS>(
-        units, weight_rows, scale_rows, bias_rows, width - first_n, column + BK, thread_id);
+        units, weight_rows, scale_rows, bias_rows, N - first_n, column + BK, thread_id);
   }
   tile_multiply_transposed<TM, TN, TK>(
       acc, x_tile + tile_m * STRIDE + slice * TK, STRIDE, weight_tile + tile_n * STRIDE + slice * TK, STRIDE);
@@ -77,8 +76,8 @@ if (slice == 0) {
   for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {
     const int m = first_m + tile_m + Tile<TM, TN>::row(i, lane);
     const int n = first_n + tile_n + Tile<TM, TN>::column(i, lane);
-    if (m < height && n < width) {
-      const size_t index = size_t(m) * size_t(width) + size_t(n);
+    if (m < height && n < N) {
+      const size_t index = size_t(m) * size_t(N) + size_t(n);
       float value = acc.get(i);
       if (HAS_RESIDUAL) {
         value += float(residual[index]);

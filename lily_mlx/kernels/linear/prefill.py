@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from lily_mlx.metal import Kernel
 
-from .checks import check_array, check_matrix, check_output_dtype, pad_columns, pad_rows, weight_template
+from .checks import check_array, check_matrix, check_output_dtype, weight_template
 from .policy import matmul_plan, norm_simdgroups
 from .weight import QuantizedWeight
 
@@ -19,7 +19,7 @@ _RMS_NORM = Kernel(
 )
 _MATMUL = Kernel(
     name="matmul",
-    inputs=("x", "weight", "scales", "biases", "residual"),
+    inputs=("x", "weight", "residual"),
     outputs=("out",),
     body="kernels/linear/matmul.metal",
     headers=(
@@ -31,7 +31,7 @@ _MATMUL = Kernel(
 )
 _EMBED = Kernel(
     name="embed",
-    inputs=("tokens", "weight", "scales", "biases"),
+    inputs=("tokens", "weight"),
     outputs=("out",),
     body="kernels/linear/embed.metal",
     headers=("metal/include/quantized.h",),
@@ -95,12 +95,11 @@ def matmul(
     rows = x.shape[0]
     if residual is not None:
         check_array("residual", residual, (rows, w.rows))
-    padded = pad_rows(w)
-    plan = matmul_plan(rows, padded.rows, w.columns)
-    across, down = plan.threadgroups(rows, padded.rows)
+    plan = matmul_plan(rows, w.rows, w.columns)
+    across, down = plan.threadgroups(rows, w.rows)
     (out,) = _MATMUL(
         # Without a residual the kernel reads none, and x only fills the argument.
-        [x, padded.weight, padded.scales, padded.biases, x if residual is None else pad_columns(residual)],
+        [x, w.packed, x if residual is None else residual],
         template={
             "T": out_dtype,
             "HAS_RESIDUAL": residual is not None,
@@ -109,10 +108,10 @@ def matmul(
         },
         grid=(plan.threads * across, down, 1),
         threadgroup=(plan.threads, 1, 1),
-        output_shapes=[(rows, padded.rows)],
+        output_shapes=[(rows, w.rows)],
         output_dtypes=[out_dtype],
     )
-    return out if padded is w else out[:, : w.rows]
+    return out
 
 
 def embed(tokens: mx.array, w: QuantizedWeight) -> mx.array:
@@ -130,11 +129,9 @@ def embed(tokens: mx.array, w: QuantizedWeight) -> mx.array:
     """
     check_matrix(w)
     check_array("tokens", tokens, (None,), mx.uint32)
-    if w.weight.size < 8 or w.scales.size < 8:
-        raise ValueError(f"the embedding table [{w.rows}, {w.columns}] is too small; expected at least 8 rows")
     rows, units = tokens.shape[0], w.columns // 32
     (out,) = _EMBED(
-        [tokens, w.weight, w.scales, w.biases],
+        [tokens, w.packed],
         template=weight_template(w),
         grid=(units, rows, 1),
         threadgroup=(units, 1, 1),

@@ -12,12 +12,7 @@ from .weights import ExpertWeights, check_array, format_template
 
 _GATE_UP = Kernel(
     name="moe_experts_gate_up",
-    inputs=(
-        "x", "norm_weight", "logits",
-        "gate", "gate_scales", "gate_biases", "up", "up_scales", "up_biases",
-        "shared_gate", "shared_gate_scales", "shared_gate_biases",
-        "shared_up", "shared_up_scales", "shared_up_biases",
-    ),
+    inputs=("x", "norm_weight", "logits", "gate", "up", "shared_gate", "shared_up"),
     outputs=("hidden", "experts", "scores"),
     body="kernels/moe/experts_gate_up.metal",
     headers=(
@@ -26,17 +21,14 @@ _GATE_UP = Kernel(
         "kernels/moe/select.h",
         "kernels/moe/experts.h",
     ),
-)  # fmt: skip
+)
 _DOWN = Kernel(
     name="moe_experts_down",
-    inputs=(
-        "hidden", "experts", "scores", "residual",
-        "down", "down_scales", "down_biases", "shared_down", "shared_down_scales", "shared_down_biases",
-    ),
+    inputs=("hidden", "experts", "scores", "residual", "down", "shared_down"),
     outputs=("out",),
     body="kernels/moe/experts_down.metal",
     headers=("metal/include/quantized.h", "kernels/moe/experts.h"),
-)  # fmt: skip
+)
 
 
 def experts_gate_up(

@@ -6,6 +6,7 @@
 // Bytes: the down matrices of TOP_K + 1 experts once; 2 (TOP_K + 1) I per threadgroup from cache.
 constexpr int SETS = 32 / LANES;
 constexpr int BLOCK = SETS * ROWS;
+constexpr size_t ROUTED_ROWS = size_t(E) * H;
 threadgroup float parts[(TOP_K + 1) * BLOCK];
 const int lane = int(thread_index_in_simdgroup);
 const int first_row = int(threadgroup_position_in_grid.x) * BLOCK;
@@ -24,17 +25,19 @@ for (int slot = int(simdgroup_index_in_threadgroup); slot <= TOP_K; slot += SIMD
     const uint expert = metal::min(uint(experts[slot]), uint(E - 1));
     const size_t word = expert_words<H, I, BITS>(expert);
     const size_t group = expert_groups<H, I, GROUP>(expert);
+    const device bfloat* scales = scales_of<BITS, GROUP, I>(down, ROUTED_ROWS) + group;
+    const device bfloat* biases = biases_of<BITS, GROUP, I>(down, ROUTED_ROWS) + group;
     RowUnits<BITS, ROWS> ahead[1];
-    start_rows<BITS, GROUP, I, ROWS, LANES, 1>(
-        ahead, down + word, down_scales + group, down_biases + group, rows, row_lane);
+    start_rows<BITS, GROUP, I, ROWS, LANES, 1>(ahead, down + word, scales, biases, rows, row_lane);
     accumulate_rows<BITS, GROUP, I, ROWS, LANES, 1>(
-        sums, ahead, hidden + slot * I, down + word, down_scales + group, down_biases + group, rows, row_lane);
+        sums, ahead, hidden + slot * I, down + word, scales, biases, rows, row_lane);
   } else {
+    const device bfloat* scales = scales_of<SHARED_BITS, SHARED_GROUP, I>(shared_down, H);
+    const device bfloat* biases = biases_of<SHARED_BITS, SHARED_GROUP, I>(shared_down, H);
     RowUnits<SHARED_BITS, ROWS> ahead[1];
-    start_rows<SHARED_BITS, SHARED_GROUP, I, ROWS, LANES, 1>(
-        ahead, shared_down, shared_down_scales, shared_down_biases, rows, row_lane);
+    start_rows<SHARED_BITS, SHARED_GROUP, I, ROWS, LANES, 1>(ahead, shared_down, scales, biases, rows, row_lane);
     accumulate_rows<SHARED_BITS, SHARED_GROUP, I, ROWS, LANES, 1>(
-        sums, ahead, hidden + slot * I, shared_down, shared_down_scales, shared_down_biases, rows, row_lane);
+        sums, ahead, hidden + slot * I, shared_down, scales, biases, rows, row_lane);
   }
   const float score = scores[slot];
   for (int i = 0; i < ROWS; ++i) {

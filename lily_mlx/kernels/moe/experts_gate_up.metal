@@ -11,6 +11,7 @@
 constexpr int THREADS = 32 * SIMDGROUPS;
 constexpr int PIECES = (H / 8 + THREADS - 1) / THREADS;
 constexpr int SETS = 32 / LANES;
+constexpr size_t ROUTED_ROWS = size_t(E) * I;
 threadgroup uint4 staged[H / 8];
 threadgroup float scratch[SIMDGROUPS];
 threadgroup uint chosen[1];
@@ -84,12 +85,16 @@ if (slot < uint(TOP_K)) {
   const size_t word = expert_words<I, H, BITS>(expert);
   const size_t group = expert_groups<I, H, GROUP>(expert);
   gate_up_rows<BITS, GROUP, H, ROWS, LANES>(
-      result, staged, gate + word, gate_scales + group, gate_biases + group, up + word, up_scales + group,
-      up_biases + group, rows, row_lane);
+      result, staged, gate + word, scales_of<BITS, GROUP, H>(gate, ROUTED_ROWS) + group,
+      biases_of<BITS, GROUP, H>(gate, ROUTED_ROWS) + group, up + word,
+      scales_of<BITS, GROUP, H>(up, ROUTED_ROWS) + group, biases_of<BITS, GROUP, H>(up, ROUTED_ROWS) + group, rows,
+      row_lane);
 } else {
   gate_up_rows<SHARED_BITS, SHARED_GROUP, H, ROWS, LANES>(
-      result, staged, shared_gate, shared_gate_scales, shared_gate_biases, shared_up, shared_up_scales,
-      shared_up_biases, rows, row_lane);
+      result, staged, shared_gate, scales_of<SHARED_BITS, SHARED_GROUP, H>(shared_gate, I),
+      biases_of<SHARED_BITS, SHARED_GROUP, H>(shared_gate, I), shared_up,
+      scales_of<SHARED_BITS, SHARED_GROUP, H>(shared_up, I), biases_of<SHARED_BITS, SHARED_GROUP, H>(shared_up, I),
+      rows, row_lane);
 }
 if (row_lane == 0) {
   for (int i = 0; i < ROWS; ++i) {

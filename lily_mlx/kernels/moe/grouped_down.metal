@@ -5,6 +5,7 @@
 // Grid: (tiles of BN columns of H, blocks), SIMD_M x SIMD_N simdgroups in each; unused blocks (count 0) leave at once.
 // Bytes: per threadgroup 2 BM I of hidden and a weight tile [BN, I], then 2 BM BN written.
 constexpr int THREADS = 32 * SIMD_M * SIMD_N;
+constexpr size_t ROUTED_ROWS = size_t(E) * H;
 constexpr int STRIDE = BK + 8;
 constexpr int TM = BM / SIMD_M;
 constexpr int TN = BN / SIMD_N;
@@ -26,18 +27,21 @@ if (rows_valid > 0) {
   threadgroup bfloat* weight_tile = (threadgroup bfloat*)weight_pieces;
   Tile<TM, TN> acc;
   acc.clear();
-  if (expert < uint(down_shape[0])) {
+  if (expert < uint(E)) {
     const size_t word = expert_words<H, I, BITS>(expert) + size_t(first_column) * (I / UNIT * BITS);
     const size_t group = expert_groups<H, I, GROUP>(expert) + size_t(first_column) * (I / GROUP);
     multiply_rows<BITS, GROUP, I, BM, BN, BK, STRIDE, TM, TN, THREADS>(
-        acc, x_tile, weight_tile, hidden + size_t(first_row) * I, rows_valid, down + word, down_scales + group,
-        down_biases + group, columns_valid, tile_row, tile_column, thread_id);
+        acc, x_tile, weight_tile, hidden + size_t(first_row) * I, rows_valid, down + word,
+        scales_of<BITS, GROUP, I>(down, ROUTED_ROWS) + group, biases_of<BITS, GROUP, I>(down, ROUTED_ROWS) + group,
+        columns_valid, tile_row, tile_column, thread_id);
   } else {
     const size_t word = size_t(first_column) * (I / UNIT * SHARED_BITS);
     const size_t group = size_t(first_column) * (I / SHARED_GROUP);
     multiply_rows<SHARED_BITS, SHARED_GROUP, I, BM, BN, BK, STRIDE, TM, TN, THREADS>(
         acc, x_tile, weight_tile, hidden + size_t(first_row) * I, rows_valid, shared_down + word,
-        shared_down_scales + group, shared_down_biases + group, columns_valid, tile_row, tile_column, thread_id);
+        scales_of<SHARED_BITS, SHARED_GROUP, I>(shared_down, H) + group,
+        biases_of<SHARED_BITS, SHARED_GROUP, I>(shared_down, H) + group, columns_valid, tile_row, tile_column,
+        thread_id);
   }
 #pragma unroll
   for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {

@@ -5,6 +5,7 @@
 // Grid: (tiles of BN columns of I, blocks), SIMD_M x SIMD_N simdgroups in each; unused blocks (count 0) leave at once.
 // Bytes: per threadgroup 2 BM H of x and two weight tiles [BN, H], then 2 BM BN written.
 constexpr int THREADS = 32 * SIMD_M * SIMD_N;
+constexpr size_t ROUTED_ROWS = size_t(E) * I;
 constexpr int STRIDE = BK + 8;
 constexpr int TM = BM / SIMD_M;
 constexpr int TN = BN / SIMD_N;
@@ -22,7 +23,7 @@ if (rows_valid > 0) {
   const uint pairs = uint(row_tokens_shape[0]);
   for (int i = thread_id; i < rows_valid; i += THREADS) {
     const uint row = first_row + uint(i);
-    if (expert < uint(gate_shape[0])) {
+    if (expert < uint(E)) {
       tokens[i] = row_tokens[row];
     } else {
       tokens[i] = row - pairs;
@@ -39,20 +40,23 @@ if (rows_valid > 0) {
   Tile<TM, TN> up_acc;
   gate_acc.clear();
   up_acc.clear();
-  if (expert < uint(gate_shape[0])) {
+  if (expert < uint(E)) {
     const size_t word = expert_words<I, H, BITS>(expert) + size_t(first_column) * (H / UNIT * BITS);
     const size_t group = expert_groups<I, H, GROUP>(expert) + size_t(first_column) * (H / GROUP);
     multiply_gate_up<BITS, GROUP, H, BM, BN, BK, STRIDE, TM, TN, THREADS>(
-        gate_acc, up_acc, x_tile, weight_tile, x, tokens, rows_valid, gate + word, gate_scales + group,
-        gate_biases + group, up + word, up_scales + group, up_biases + group, columns_valid, tile_row, tile_column,
-        thread_id);
+        gate_acc, up_acc, x_tile, weight_tile, x, tokens, rows_valid, gate + word,
+        scales_of<BITS, GROUP, H>(gate, ROUTED_ROWS) + group, biases_of<BITS, GROUP, H>(gate, ROUTED_ROWS) + group,
+        up + word, scales_of<BITS, GROUP, H>(up, ROUTED_ROWS) + group,
+        biases_of<BITS, GROUP, H>(up, ROUTED_ROWS) + group, columns_valid, tile_row, tile_column, thread_id);
   } else {
     const size_t word = size_t(first_column) * (H / UNIT * SHARED_BITS);
     const size_t group = size_t(first_column) * (H / SHARED_GROUP);
     multiply_gate_up<SHARED_BITS, SHARED_GROUP, H, BM, BN, BK, STRIDE, TM, TN, THREADS>(
         gate_acc, up_acc, x_tile, weight_tile, x, tokens, rows_valid, shared_gate + word,
-        shared_gate_scales + group, shared_gate_biases + group, shared_up + word, shared_up_scales + group,
-        shared_up_biases + group, columns_valid, tile_row, tile_column, thread_id);
+        scales_of<SHARED_BITS, SHARED_GROUP, H>(shared_gate, I) + group,
+        biases_of<SHARED_BITS, SHARED_GROUP, H>(shared_gate, I) + group, shared_up + word,
+        scales_of<SHARED_BITS, SHARED_GROUP, H>(shared_up, I) + group,
+        biases_of<SHARED_BITS, SHARED_GROUP, H>(shared_up, I) + group, columns_valid, tile_row, tile_column, thread_id);
   }
 #pragma unroll
   for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {

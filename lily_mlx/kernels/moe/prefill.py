@@ -21,26 +21,18 @@ _TILE_HEADERS = (
 )
 _GATE_UP = Kernel(
     name="moe_grouped_gate_up",
-    inputs=(
-        "x", "row_tokens", "blocks",
-        "gate", "gate_scales", "gate_biases", "up", "up_scales", "up_biases",
-        "shared_gate", "shared_gate_scales", "shared_gate_biases",
-        "shared_up", "shared_up_scales", "shared_up_biases",
-    ),
+    inputs=("x", "row_tokens", "blocks", "gate", "up", "shared_gate", "shared_up"),
     outputs=("hidden",),
     body="kernels/moe/grouped_gate_up.metal",
     headers=_TILE_HEADERS,
-)  # fmt: skip
+)
 _DOWN = Kernel(
     name="moe_grouped_down",
-    inputs=(
-        "hidden", "blocks",
-        "down", "down_scales", "down_biases", "shared_down", "shared_down_scales", "shared_down_biases",
-    ),
+    inputs=("hidden", "blocks", "down", "shared_down"),
     outputs=("out",),
     body="kernels/moe/grouped_down.metal",
     headers=_TILE_HEADERS,
-)  # fmt: skip
+)
 _COMBINE = Kernel(
     name="moe_combine",
     inputs=("outputs", "slot_rows", "scores", "residual"),
@@ -192,6 +184,7 @@ def _check_routing(routing: Routing, weights: ExpertWeights) -> None:
 
 def _template(weights: ExpertWeights, tile: policy.GroupedTile) -> dict[str, int]:
     return {
+        "E": weights.experts,
         "H": weights.hidden,
         "I": weights.intermediate,
         "BM": tile.rows,

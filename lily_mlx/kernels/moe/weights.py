@@ -29,8 +29,8 @@ class ExpertWeights:
     shared_down: QuantizedWeight  # [H, I]
 
     def __post_init__(self) -> None:
-        if self.gate.weight.ndim != 3:
-            raise ValueError(f"gate has shape {self.gate.weight.shape}; expected [experts, rows, words]")
+        if len(self.gate.lead) != 1:
+            raise ValueError(f"gate has shape {self.gate.shape}; expected [experts, rows, columns]")
         experts, intermediate, hidden = self.experts, self.intermediate, self.hidden
         expected = {
             "gate": ((experts,), intermediate, hidden),
@@ -42,7 +42,7 @@ class ExpertWeights:
         }
         for name, (lead, rows, columns) in expected.items():
             weight: QuantizedWeight = getattr(self, name)
-            found = tuple(weight.weight.shape[:-2]), weight.rows, weight.columns
+            found = weight.lead, weight.rows, weight.columns
             if found != (lead, rows, columns):
                 raise ValueError(
                     f"{name} holds matrices [{_join(*found)}], expected [{_join(lead, rows, columns)}] "
@@ -59,7 +59,7 @@ class ExpertWeights:
     @property
     def experts(self) -> int:
         """E, routed experts."""
-        return int(self.gate.weight.shape[0])
+        return self.gate.shape[0]
 
     @property
     def intermediate(self) -> int:
@@ -73,11 +73,11 @@ class ExpertWeights:
 
     def gate_up_arrays(self) -> list[mx.array]:
         """Inputs of the gate and up kernels, in their order."""
-        return _arrays(self.gate, self.up, self.shared_gate, self.shared_up)
+        return [w.packed for w in (self.gate, self.up, self.shared_gate, self.shared_up)]
 
     def down_arrays(self) -> list[mx.array]:
         """Inputs of the down kernels, in their order."""
-        return _arrays(self.down, self.shared_down)
+        return [self.down.packed, self.shared_down.packed]
 
 
 def format_template(routed: QuantizedWeight, shared: QuantizedWeight) -> dict[str, int]:
@@ -94,10 +94,6 @@ def check_array(name: str, array: mx.array, shape: tuple[int, ...], dtype: mx.Dt
     """Raises ValueError unless ``array`` has this shape and dtype."""
     if tuple(array.shape) != shape or array.dtype != dtype:
         raise ValueError(f"{name} is {array.dtype} {tuple(array.shape)}; expected {dtype} {shape}")
-
-
-def _arrays(*weights: QuantizedWeight) -> list[mx.array]:
-    return [array for w in weights for array in (w.weight, w.scales, w.biases)]
 
 
 def _join(lead: tuple[int, ...], rows: int, columns: int) -> str:

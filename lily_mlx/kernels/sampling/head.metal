@@ -11,19 +11,20 @@ threadgroup uint part_indices[SIMDGROUPS];
 const uint lane = thread_index_in_simdgroup;
 const int part = int(threadgroup_position_in_grid.x);
 const int parts = int(threadgroups_per_grid.x);
-const int count = int(weight_shape[0]);
 const float temperature = sampling[0];
 const float inverse_temperature = temperature > 0.0f ? 1.0f / temperature : 1.0f;
 const uint key = seed[0];
 const uint step = uint(position[0]);
 constexpr int SIMDGROUP_ROWS = ROWS * 32 / LANES;
-const int blocks = (count + SIMDGROUP_ROWS * SIMDGROUPS - 1) / (SIMDGROUP_ROWS * SIMDGROUPS);
+const int blocks = (N + SIMDGROUP_ROWS * SIMDGROUPS - 1) / (SIMDGROUP_ROWS * SIMDGROUPS);
 const int simd_group = int(simdgroup_index_in_threadgroup);
 const int row_lane = int(lane) % LANES;
 // The weights of a block are on their way while the input is prepared, or the block before is computed.
+const device bfloat* scales = scales_of<BITS, GROUP, K>(weight, N);
+const device bfloat* biases = biases_of<BITS, GROUP, K>(weight, N);
 RowUnits<BITS, ROWS> ahead[AHEAD];
 int rows[ROWS];
-clamp_rows<ROWS>(rows, first_row<ROWS, LANES>(part * SIMDGROUPS + simd_group, lane), count);
+clamp_rows<ROWS>(rows, first_row<ROWS, LANES>(part * SIMDGROUPS + simd_group, lane), N);
 start_rows<BITS, GROUP, K, ROWS, LANES, AHEAD>(ahead, weight, scales, biases, rows, row_lane);
 stage_norm<K, 32 * SIMDGROUPS>(staged, x, norm_weight, EPS, thread_index_in_threadgroup, lane);
 threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -35,15 +36,15 @@ for (int block = part; block < blocks; block += parts) {
   const int next = first_row<ROWS, LANES>((block + parts) * SIMDGROUPS + simd_group, lane);
   int next_rows[ROWS];
   float sums[ROWS];
-  clamp_rows<ROWS>(rows, first, count);
-  clamp_rows<ROWS>(next_rows, next, count);
+  clamp_rows<ROWS>(rows, first, N);
+  clamp_rows<ROWS>(next_rows, next, N);
   clear_sums<ROWS>(sums);
   accumulate_rows<BITS, GROUP, K, ROWS, LANES, AHEAD>(
       sums, ahead, staged, weight, scales, biases, rows, next_rows, block + parts < blocks, row_lane);
   sum_rows<ROWS, LANES>(sums);
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    if (owns_row<LANES>(i, lane) && first + i < count) {
+    if (owns_row<LANES>(i, lane) && first + i < N) {
       const uint row = uint(first + i);
       float value = sums[i];
       logits[row] = value;

@@ -19,7 +19,7 @@ from .policy import MOST_PARTS, SELECT_SIMDGROUPS, head_parts
 
 _HEAD = Kernel(
     name="head",
-    inputs=("x", "norm_weight", "weight", "scales", "biases", "sampling", "seed", "position"),
+    inputs=("x", "norm_weight", "weight", "sampling", "seed", "position"),
     outputs=("logits", "best_value", "best_index"),
     body="kernels/sampling/head.metal",
     headers=(
@@ -80,7 +80,7 @@ def head(
     plan = matvec_plan(w.rows, w.columns)
     parts = head_parts(plan.blocks(w.rows))
     logits, best_value, best_index = _HEAD(
-        [x, norm_weight, w.weight, w.scales, w.biases, sampling, seed, position],
+        [x, norm_weight, w.packed, sampling, seed, position],
         template={**weight_template(w), **plan.template(), "EPS": float(eps)},
         grid=(plan.threads * parts, 1, 1),
         threadgroup=(plan.threads, 1, 1),

@@ -3,7 +3,7 @@
 // A weight [N, K] has K * BITS / 32 words per row. The codes of a row are one stream of bits, low bits
 // first, so 32 codes fill BITS words exactly, whatever BITS is (2, 3, 4, 5, 6 or 8). Those 32 codes are a
 // "unit" here: 16 bytes at 4 bits. Scales and biases are bfloat16 [N, K / GROUP]; GROUP is 32, 64 or 128,
-// so a unit never crosses a group.
+// so a unit never crosses a group. One array holds all of it: see scales_of.
 //
 // Matrix-vector: the LANES lanes of a row walk its units with stride LANES, so adjacent lanes read adjacent
 // 16 bytes. Each lane keeps a unit of x in registers and uses it for ROWS rows:
@@ -13,6 +13,20 @@
 #define LILY_QUANTIZED
 
 constant constexpr int UNIT = 32;
+
+// ---- a weight in one array ----------------------------------------------------------------------------
+
+// An array of `rows` weight rows has the codes first, then the scales, then the biases, each of the three from a
+// multiple of 16 bytes on: `Sections` in kernels/linear/weight.py has the same sums.
+template <int BITS, int GROUP, int K>
+inline const device bfloat* scales_of(const device uint* weight, size_t rows) {
+  return (const device bfloat*)(weight + (rows * (K / UNIT * BITS) + 3) / 4 * 4);
+}
+
+template <int BITS, int GROUP, int K>
+inline const device bfloat* biases_of(const device uint* weight, size_t rows) {
+  return scales_of<BITS, GROUP, K>(weight, rows) + (rows * (K / GROUP) + 7) / 8 * 8;
+}
 
 // ---- bfloat16 pairs: the first value of a pair is in the low half of a word ----------------------------
 

@@ -165,7 +165,7 @@ def test_every_code_at_every_place_is_exact(bits):
     stream = ((codes[..., None] >> np.arange(bits)) & 1).astype(np.uint8).reshape(32, -1)
     words = np.packbits(stream, axis=-1, bitorder="little").view(np.uint32)
     ones, zeros = mx.ones((32, 1), mx.bfloat16), mx.zeros((32, 1), mx.bfloat16)
-    weight = QuantizedWeight(mx.array(words), ones, zeros, bits, 32)
+    weight = QuantizedWeight.pack(mx.array(words), ones, zeros, bits, 32)
     x = bf16(np.arange(1, 33)[None])
     got = linear.project_add(x, weight, mx.zeros((1, 32), mx.bfloat16))
     np.testing.assert_array_equal(to_numpy(got), round_bf16(np.diag(codes) * np.arange(1, 33))[None])

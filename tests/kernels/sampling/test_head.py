@@ -101,7 +101,7 @@ def test_equal_logits_give_the_lower_token(copies):
         array[best] = array[worst]
         for copy in copies:
             array[copy] = value
-    changed = QuantizedWeight(mx.array(rows), bf16(scales), bf16(biases), 4, 64)
+    changed = QuantizedWeight.pack(mx.array(rows), bf16(scales), bf16(biases), 4, 64)
     assert choose((x, norm_weight, changed)) == min(copies)
 
 
@@ -136,7 +136,7 @@ def test_draws_follow_the_softmax():
     x, norm_weight, weight = inputs(generator, 16, 32, 4, 32)
     repeats = 512
     arrays = [mx.concatenate([array] * repeats) for array in (weight.weight, weight.scales, weight.biases)]
-    repeated = QuantizedWeight(*arrays, 4, 32)
+    repeated = QuantizedWeight.pack(*arrays, 4, 32)
     temperature = 0.9
     counts = np.zeros(16)
     for position in range(8):

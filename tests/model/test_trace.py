@@ -54,7 +54,7 @@ def launches(graph: Graph) -> Counter[str]:
     return kernels
 
 
-def test_decode_step_is_263_kernels(model):
+def test_decode_step_is_253_kernels(model):
     config, weights, caches = model
     inputs = [mx.zeros(1, mx.uint32), mx.zeros(1, mx.int32), mx.zeros(8), mx.zeros(1, mx.uint32)]
     state = (weights, caches)
@@ -67,7 +67,7 @@ def test_decode_step_is_263_kernels(model):
     before = mx.get_active_memory()
     with use_backend("metal", tracing=True):
         kernels = launches(trace(step, [*inputs, *arrays_of(state)]))
-    assert kernels.total() == DELTANET_LAYERS * (3 + 3) + ATTENTION_LAYERS * (5 + 3) + 3 == 263
+    assert kernels.total() == DELTANET_LAYERS * (3 + 3) + ATTENTION_LAYERS * (4 + 3) + 3 == 253
     assert mx.get_active_memory() - before < 2**20
 
 

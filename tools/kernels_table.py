@@ -44,8 +44,10 @@ REPLACES = {
     "attention_prefill": "`mx.fast.scaled_dot_product_attention`, transpose, sigmoid, multiply",
     "attention_prefill_parts": "first pass of `mx.fast.scaled_dot_product_attention`",
     "attention_prepare": "split, two `mx.fast.rms_norm`, two `mx.fast.rope`, transposes",
-    "attention_step_parts": "first pass of `mx.fast.scaled_dot_product_attention`",
-    "attention_step_prepare": "split, two `mx.fast.rms_norm`, two `mx.fast.rope`, two slice updates of the cache",
+    "attention_step_parts": (
+        "split, two `mx.fast.rms_norm`, two `mx.fast.rope`, two slice updates of the cache, "
+        "first pass of `mx.fast.scaled_dot_product_attention`"
+    ),
     "deltanet_gated_norm": "`mx.fast.rms_norm`, silu, multiply, casts",
     "deltanet_prepare": "concatenate, `mx.conv1d`, silu, two `mx.fast.rms_norm`, scale, softplus, exp, sigmoid",
     "deltanet_scan": "`mlx_lm.models.gated_delta.gated_delta_kernel`",

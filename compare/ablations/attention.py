@@ -1,11 +1,14 @@
-"""Without the ways in which decode attention reads the cache: coalesced, once for all heads, in growing parts."""
+"""Without the ways in which decode attention reads the cache: coalesced, once for all heads, in growing parts.
+
+The alternatives and their control take a token's query, key and value from the kernels of a prompt, in two more launches
+than the engine.
+"""
 
 from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
@@ -20,7 +23,7 @@ _HERE = str(Path(__file__).resolve().parent)
 _PARTS = Kernel(
     name="ablation_attention_parts",
     inputs=("q", "keys", "values", "tail_keys", "tail_values", "position"),
-    outputs=("partial", "stats"),
+    outputs=("partial",),
     body=f"{_HERE}/attention_parts.metal",
     headers=("kernels/attention/head.h", f"{_HERE}/attention_parts.h"),
 )
@@ -49,34 +52,66 @@ def own_attention() -> AbstractContextManager[None]:
     return _attention()
 
 
-def _attention(coalesced: bool = True, packed: bool = True, growing: bool = True) -> AbstractContextManager[None]:
-    def step_attention(
-        q: mx.array, cache: KVCache, position: mx.array, proj: mx.array, shape: AttentionShape, *_: Any
-    ) -> mx.array:
-        part = _part_rows(cache.capacity) if growing else -(-cache.capacity // (FIXED_PARTS * 32)) * 32
-        heads = math.gcd(shape.group, _PACKED_HEADS) if packed else 1
-        parts = -(-cache.capacity // part) + -(-TAIL_ROWS // part)
-        partial, stats = _PARTS(
-            [q, cache.keys, cache.values, cache.tail_keys, cache.tail_values, position],
-            template={
-                "G": shape.group,
-                "D": shape.head_dim,
-                "TAIL": TAIL_ROWS,
-                "PART": part,
-                "HEADS": heads,
-                "PADDED": 1 << (heads - 1).bit_length(),
-                "STREAMS": _STREAMS,
-                "COALESCED": coalesced,
-                "SCALE": math.log2(math.e) / math.sqrt(shape.head_dim),
-            },
-            grid=(shape.query_heads // heads * 32 * _STREAMS, parts, 1),
-            threadgroup=(32 * _STREAMS, 1, 1),
-            output_shapes=[(shape.query_heads, parts, shape.head_dim), (shape.query_heads, parts, 2)],
-            output_dtypes=[mx.float32, mx.float32],
-        )
-        return combine(partial, stats, proj, shape)
+def attend(
+    q: mx.array,
+    cache: KVCache,
+    position: mx.array,
+    proj: mx.array,
+    shape: AttentionShape,
+    coalesced: bool = True,
+    packed: bool = True,
+    growing: bool = True,
+) -> mx.array:
+    """Gated attention bfloat16 [1, Hq * D] of one token whose key and value are in the tail already. Two launches.
 
-    return replaced(attention, step_attention=step_attention)
+    Args:
+        q: bfloat16 [Hq, D], after norm and rotation.
+        cache: of ``position`` + 1 tokens, the last in the tail.
+        position: int32 [1].
+        proj: bfloat16 [1, P], the joined projection (its gate columns).
+        shape: the layer's shape.
+        coalesced, packed, growing: the three mechanisms.
+    """
+    part = _part_rows(cache.capacity) if growing else -(-cache.capacity // (FIXED_PARTS * 32)) * 32
+    heads = math.gcd(shape.group, _PACKED_HEADS) if packed else 1
+    parts = -(-cache.capacity // part) + -(-TAIL_ROWS // part)
+    (partial,) = _PARTS(
+        [q, cache.keys, cache.values, cache.tail_keys, cache.tail_values, position],
+        template={
+            "G": shape.group,
+            "D": shape.head_dim,
+            "TAIL": TAIL_ROWS,
+            "PART": part,
+            "HEADS": heads,
+            "PADDED": 1 << (heads - 1).bit_length(),
+            "STREAMS": _STREAMS,
+            "COALESCED": coalesced,
+            "SCALE": math.log2(math.e) / math.sqrt(shape.head_dim),
+        },
+        grid=(shape.query_heads // heads * 32 * _STREAMS, parts, 1),
+        threadgroup=(32 * _STREAMS, 1, 1),
+        output_shapes=[(shape.query_heads, parts, shape.head_dim + 2)],
+        output_dtypes=[mx.float32],
+    )
+    return combine(partial, proj, shape)
+
+
+def _attention(**mechanisms: bool) -> AbstractContextManager[None]:
+    def step(
+        proj: mx.array,
+        q_norm: mx.array,
+        k_norm: mx.array,
+        position: mx.array,
+        cache: KVCache,
+        shape: AttentionShape,
+        eps: float,
+    ) -> tuple[mx.array, KVCache]:
+        q, k = attention.prepare(proj, q_norm, k_norm, position, shape, eps)
+        # The length only tells `append` whether keys and values grow, which one token never makes them.
+        cache = attention.append(cache, k, proj, position, 0, shape)
+        return attend(q[0], cache, position, proj, shape, **mechanisms), cache
+
+    return replaced(attention, step=step)
 
 
 def _part_rows(capacity: int) -> int:

@@ -1,7 +1,7 @@
 // Decode attention over parts of the cache, for the ablations of how keys and values are read.
 //
 //   s[h, r] = q[h] . k[r] * D^-0.5 * log2(e);  m[h] = max_r s;  stats[h, part] = (m[h], sum_r 2^(s - m))
-//   partial[h, part] = sum_r 2^(s - m) v[r]
+//   partial[h, part] = sum_r 2^(s - m) v[r];  the stats stand behind all partial sums, in the same output
 //
 // Grid: (query heads / HEADS, parts). A threadgroup takes HEADS query heads of one KV head; its STREAMS simdgroups
 // take blocks of 32 / PADDED rows in turn. A lane holds D / 32 neighbouring dimensions: with COALESCED it loads them
@@ -21,6 +21,7 @@ const int first_head = int(threadgroup_position_in_grid.x) * HEADS;
 const int kv_head = first_head / G;
 const int part = int(threadgroup_position_in_grid.y);
 const int parts = int(threadgroups_per_grid.y);
+device float* stats = partial + size_t(threadgroups_per_grid.x) * HEADS * parts * D;
 const int capacity = keys_shape[1];
 const int tail_begin = position[0] / TAIL * TAIL;
 const int main_parts = (capacity + PART - 1) / PART;

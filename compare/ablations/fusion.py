@@ -15,6 +15,7 @@ from lily_mlx.kernels.moe import ExpertWeights
 from lily_mlx.metal import Kernel
 from lily_mlx.model import decode
 
+from .attention import attend
 from .form import replaced
 
 _HERE = str(Path(__file__).resolve().parent)
@@ -119,9 +120,9 @@ def unfused_down() -> AbstractContextManager[None]:
 
 
 def unfused_query_key() -> AbstractContextManager[None]:
-    """Norm, rotation and cache update of queries, keys and values as six of MLX's operations."""
+    """Norm, rotation and cache update of queries, keys and values as six of MLX's operations, then attention."""
 
-    def step_prepare(
+    def step(
         proj: mx.array,
         q_norm: mx.array,
         k_norm: mx.array,
@@ -129,7 +130,7 @@ def unfused_query_key() -> AbstractContextManager[None]:
         cache: KVCache,
         shape: AttentionShape,
         eps: float,
-    ) -> tuple[mx.array, mx.array, mx.array]:
+    ) -> tuple[mx.array, KVCache]:
         dim = shape.head_dim
         queries = proj[0, : shape.key_offset].reshape(shape.query_heads, 2, dim)[:, 0]
         keys = proj[0, shape.key_offset : shape.value_offset].reshape(shape.kv_heads, dim)
@@ -144,9 +145,10 @@ def unfused_query_key() -> AbstractContextManager[None]:
         row = position % TAIL_ROWS
         tail_keys = mx.slice_update(cache.tail_keys, rotated(keys, k_norm), row, axes=(1,))
         tail_values = mx.slice_update(cache.tail_values, values, row, axes=(1,))
-        return rotated(queries, q_norm)[:, 0], tail_keys, tail_values
+        cache = KVCache(cache.keys, cache.values, tail_keys, tail_values)
+        return attend(rotated(queries, q_norm)[:, 0], cache, position, proj, shape), cache
 
-    return replaced(attention, step_prepare=step_prepare)
+    return replaced(attention, step=step)
 
 
 def unfused_delta() -> AbstractContextManager[None]:

@@ -75,6 +75,7 @@ MECHANISMS: tuple[Mechanism, ...] = (
         "decode",
         {3840: None},
         unfused_query_key,
+        control=own_attention,
     ),
     Pair(
         "fused-delta",

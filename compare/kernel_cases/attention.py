@@ -137,76 +137,8 @@ class _Attention(Case):
 
 
 @dataclass(frozen=True)
-class StepPrepare(_Attention):
-    """`step_prepare`: norm, rotary embedding and the new key and value of one token."""
-
-    position: int
-
-    phase: ClassVar[Literal["decode", "prefill"]] = "decode"
-
-    @property
-    def name(self) -> str:
-        return "attention.step_prepare"
-
-    @property
-    def shape(self) -> dict[str, int]:
-        s = self.config.attention
-        return {"position": self.position, "query_heads": s.query_heads, "kv_heads": s.kv_heads, "head_dim": s.head_dim}
-
-    @property
-    def bytes(self) -> int:
-        s = self.config.attention
-        row = BFLOAT16 * s.head_dim * (2 * s.query_heads + 2 * s.kv_heads)
-        return 2 * self.cached_bytes(TAIL_ROWS) + row
-
-    def varying(self, source: Source, fixed: Inputs) -> Inputs:
-        cache = self.random_cache(source, self.position)
-        keys, values = self.mlx_lm_arrays(cache, self.position, 1)
-        inputs = self.layer_inputs(source, 1, self.position)
-        return inputs | {"cache": cache, "mlx_lm_keys": keys, "mlx_lm_values": values}
-
-    def ours(self, inputs: Inputs) -> Outputs:
-        names = ("proj", "q_norm", "k_norm", "position")
-        cache = inputs["cache"]
-        if "tail_keys" in inputs:
-            cache = replace(cache, tail_keys=inputs["tail_keys"])
-        arguments: list[Any] = [*(inputs[name] for name in names), cache, self.config.attention, self.config.norm_eps]
-        return list(attention.step_prepare(*arguments))
-
-    def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
-        q, k = self.prepare_chain(operations, inputs, self.position)
-        cache = MlxLmCache()
-        cache.keys, cache.values, cache.offset = inputs["mlx_lm_keys"], inputs["mlx_lm_values"], self.position
-        cache.update_and_fetch(k, self.new_values(inputs))
-        return [q[0, :, 0], cache.keys, cache.values]
-
-    def links(self, arm: str, outputs: Outputs) -> Inputs:
-        if arm == OURS:
-            return {"tail_keys": outputs[1]}
-        return {"mlx_lm_keys": outputs[1], "mlx_lm_values": outputs[2]}  # so that MLX can update them in place
-
-    def errors(self, arm: str, inputs: Inputs, outputs: Outputs) -> list[Error]:
-        s = self.config.attention
-        proj, q_norm, k_norm = (to_float64(inputs[name]) for name in ("proj", "q_norm", "k_norm"))
-        want_q, want_k = reference.prepare(proj, q_norm, k_norm, np.array([self.position]), s, self.config.norm_eps)
-        want_v = reference.split_projection(proj, s)[3]
-        row = self.position % TAIL_ROWS if arm == OURS else self.position
-        keys, values = (x if arm == OURS else x[0] for x in outputs[1:])
-        found = [error("q", outputs[0], want_q[0]), error("k", keys[:, row], want_k[0])]
-        found.append(error("v", values[:, row], want_v[0]))
-        if arm == OURS:
-            kept = [mx.array_equal(new[:, :row], old[:, :row]).item() for new, old in self._tails(inputs, outputs)]
-            found.append(exact("rows of the tail before", all(kept)))
-        return found
-
-    def _tails(self, inputs: Inputs, outputs: Outputs) -> list[tuple[mx.array, mx.array]]:
-        cache = inputs["cache"]
-        return [(outputs[1], cache.tail_keys), (outputs[2], cache.tail_values)]
-
-
-@dataclass(frozen=True)
-class StepAttention(_Attention):
-    """`step_attention`: one token over a context."""
+class Step(_Attention):
+    """`attention.step`: norm, rotary embedding and the new key and value of one token, and its attention."""
 
     context: int
 
@@ -214,7 +146,7 @@ class StepAttention(_Attention):
 
     @property
     def name(self) -> str:
-        return f"attention.step_attention.{self.context}"
+        return f"attention.step.{self.context}"
 
     @property
     def shape(self) -> dict[str, int]:
@@ -224,53 +156,63 @@ class StepAttention(_Attention):
     @property
     def bytes(self) -> int:
         s = self.config.attention
-        return self.cached_bytes(self.context + 1) + 3 * BFLOAT16 * s.query_heads * s.head_dim
+        new_tail = self.cached_bytes(self.context % TAIL_ROWS + 1)
+        row = BFLOAT16 * (s.projection_width + s.query_heads * s.head_dim)
+        return self.cached_bytes(self.context) + new_tail + row
 
     def varying(self, source: Source, fixed: Inputs) -> Inputs:
-        s = self.config.attention
-        # The tail that `step_prepare` made holds the token's own row already.
         cache = self.random_cache(source, self.context)
-        with_own = self.context + 1
-        own_in_tail = self.context % TAIL_ROWS + 1
-        step = MlxLmCache.step
-        capacity = -(-with_own // step) * step
-
-        def joined(main: mx.array, tail: mx.array) -> mx.array:
-            rows = mx.concatenate([main[:, : main_rows(self.context)], tail[:, :own_in_tail]], axis=1)
-            return mx.pad(rows, [(0, 0), (0, capacity - with_own), (0, 0)])[None]
-
-        return {
-            **self.layer_inputs(source, 1, self.context),
-            "q": source.normal(s.query_heads, s.head_dim),
-            "cache": cache,
-            "mlx_lm_keys": joined(cache.keys, cache.tail_keys),
-            "mlx_lm_values": joined(cache.values, cache.tail_values),
-        }
+        keys, values = self.mlx_lm_arrays(cache, self.context, 1)
+        inputs = self.layer_inputs(source, 1, self.context)
+        return inputs | {"cache": cache, "mlx_lm_keys": keys, "mlx_lm_values": values}
 
     def ours(self, inputs: Inputs) -> Outputs:
-        q, cache, position, proj = (inputs[name] for name in ("q", "cache", "position", "proj"))
-        return [attention.step_attention(q, cache, position, proj, self.config.attention)]
+        names = ("proj", "q_norm", "k_norm", "position", "cache")
+        arguments: list[Any] = [*(inputs[name] for name in names), self.config.attention, self.config.norm_eps]
+        out, cache = attention.step(*arguments)
+        return [out, cache.tail_keys, cache.tail_values]
 
     def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
-        keys, values = inputs["mlx_lm_keys"], inputs["mlx_lm_values"]
-        out = operations.attention(inputs["q"][None, :, None], keys, values, self.context + 1, self.scale)
+        q, k = self.prepare_chain(operations, inputs, self.context)
+        cache = MlxLmCache()
+        cache.keys, cache.values, cache.offset = inputs["mlx_lm_keys"], inputs["mlx_lm_values"], self.context
+        cache.update_and_fetch(k, self.new_values(inputs))
+        out = operations.attention(q, cache.keys, cache.values, self.context + 1, self.scale)
         _, gate = self.queries_and_gate(inputs)
-        return [(out.transpose(0, 2, 1, 3).reshape(1, 1, -1) * mx.sigmoid(gate))[0]]
+        return [(out.transpose(0, 2, 1, 3).reshape(1, 1, -1) * mx.sigmoid(gate))[0], cache.keys, cache.values]
 
     def links(self, arm: str, outputs: Outputs) -> Inputs:
-        s = self.config.attention
-        return {"q": outputs[0].reshape(s.query_heads, s.head_dim)}
+        found = {"q_norm": outputs[0][0, : self.config.attention.head_dim]}
+        if arm != OURS:
+            found |= {"mlx_lm_keys": outputs[1], "mlx_lm_values": outputs[2]}  # so that MLX can update them in place
+        return found
 
     def errors(self, arm: str, inputs: Inputs, outputs: Outputs) -> list[Error]:
-        columns, want = self.sampled_attention(
-            inputs["q"][None],
-            inputs["mlx_lm_keys"][0, :, : self.context + 1],
-            inputs["mlx_lm_values"][0, :, : self.context + 1],
-            self.context,
-            inputs["proj"],
-            [0],
+        s = self.config.attention
+        proj, q_norm, k_norm = (to_float64(inputs[name]) for name in ("proj", "q_norm", "k_norm"))
+        q, k = reference.prepare(proj, q_norm, k_norm, np.array([self.context]), s, self.config.norm_eps)
+        v = reference.split_projection(proj, s)[3]
+        keys, values = (
+            mx.concatenate([old[0, :, : self.context], mx.array(new[0, :, None].astype(np.float32))], axis=1)
+            for old, new in ((inputs["mlx_lm_keys"], k), (inputs["mlx_lm_values"], v))
         )
-        return [error("out", outputs[0][:, mx.array(columns)], want)]
+        queries = mx.array(q.astype(np.float32))
+        columns, want = self.sampled_attention(queries, keys, values, self.context, inputs["proj"], [0])
+        row = self.context % TAIL_ROWS if arm == OURS else self.context
+        new_keys, new_values = (x if arm == OURS else x[0] for x in outputs[1:])
+        found = [
+            error("out", outputs[0][:, mx.array(columns)], want),
+            error("k", new_keys[:, row], k[0]),
+            error("v", new_values[:, row], v[0]),
+        ]
+        if arm == OURS:
+            kept = [mx.array_equal(new[:, :row], old[:, :row]).item() for new, old in self._tails(inputs, outputs)]
+            found.append(exact("rows of the tail before", all(kept)))
+        return found
+
+    def _tails(self, inputs: Inputs, outputs: Outputs) -> list[tuple[mx.array, mx.array]]:
+        cache = inputs["cache"]
+        return [(outputs[1], cache.tail_keys), (outputs[2], cache.tail_values)]
 
 
 @dataclass(frozen=True)
@@ -468,9 +410,8 @@ def cases(
     config: ModelConfig, contexts: tuple[int, ...], chunks: tuple[tuple[int, tuple[int, ...]], ...]
 ) -> Iterator[Case]:
     """The cases of the family: contexts of a decode step; chunk sizes, each with the contexts before it."""
-    yield StepPrepare(config, contexts[0])
     for context in contexts:
-        yield StepAttention(config, context)
+        yield Step(config, context)
     for rows, before in chunks:
         yield Prepare(config, rows, before[-1])
         for context in before:

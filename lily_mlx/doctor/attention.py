@@ -23,8 +23,7 @@ def checks(sizes: Sizes) -> Iterator[Check]:
     label = f"{shape.query_heads} query and {shape.kv_heads} KV heads of {shape.head_dim}"
     for context in sizes.contexts:
         at = f"after {context} tokens, {label}"
-        yield Check("attention.step_prepare", at, lambda c=context: _step_prepare(shape, c))  # type: ignore[misc]
-        yield Check("attention.step_attention", at, lambda c=context: _step_attention(shape, c))  # type: ignore[misc]
+        yield Check("attention.step", at, lambda c=context: _step(shape, c))  # type: ignore[misc]
         if context >= TAIL_ROWS:
             yield Check("attention.merge_tail", at, lambda c=context: _merge_tail(shape, c))  # type: ignore[misc]
         for rows in sizes.rows:
@@ -58,33 +57,18 @@ def _prepare(shape: AttentionShape, rows: int, position: int) -> list[Output]:
     return [close(name, ours, theirs) for name, ours, theirs in zip("qk", got, want, strict=True)]
 
 
-def _step_prepare(shape: AttentionShape, context: int) -> list[Output]:
-    source = Source(f"step_prepare {context}")
+def _step(shape: AttentionShape, context: int) -> list[Output]:
+    source = Source(f"step {context}")
     proj, gains = source.normal(1, shape.projection_width), (source.gain(shape.head_dim), source.gain(shape.head_dim))
     cache, row = source.cache(context, shape), context % TAIL_ROWS
-    q, keys, values = kernel("attention.step_prepare")(proj, *gains, _position(context), cache, shape, EPS)
-    want_q, want_keys, want_values = expected(
-        reference.step_prepare, proj, *gains, _position(context), _numpy(cache), shape, EPS
-    )
+    out, after = kernel("attention.step")(proj, *gains, _position(context), cache, shape, EPS)
+    want, want_after = expected(reference.step, proj, *gains, _position(context), _numpy(cache), shape, EPS)
     return [
-        close("q", q, want_q),
-        close("k", keys[:, row], want_keys[:, row]),
-        equal("older keys", keys[:, :row], want_keys[:, :row]),
-        equal("values", values[:, : row + 1], want_values[:, : row + 1]),
+        close("out", out, want),
+        close("k", after.tail_keys[:, row], want_after.tail_keys[:, row]),
+        equal("older keys", after.tail_keys[:, :row], want_after.tail_keys[:, :row]),
+        equal("values", after.tail_values[:, : row + 1], want_after.tail_values[:, : row + 1]),
     ]
-
-
-def _step_attention(shape: AttentionShape, context: int) -> list[Output]:
-    source = Source(f"step_attention {context}")
-    q, proj = source.normal(shape.query_heads, shape.head_dim), source.normal(1, shape.projection_width)
-    cache = source.cache(context, shape)
-    is_new = (mx.arange(TAIL_ROWS) == context % TAIL_ROWS)[None, :, None]
-    row = source.normal(shape.kv_heads, 1, shape.head_dim)
-    tails = (mx.where(is_new, row, tail) for tail in (cache.tail_keys, cache.tail_values))
-    cache = KVCache(cache.keys, cache.values, *tails)
-    got = kernel("attention.step_attention")(q, cache, _position(context), proj, shape)
-    want = expected(reference.step_attention, q, _numpy(cache), _position(context), proj, shape)
-    return [close("out", got, want)]
 
 
 def _rows(cache: KVCache, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -50,7 +50,7 @@ def routes(sizes: Sizes) -> Iterator[Route]:
     yield _route("deltanet.step", "one token", deltanet.step_columns, backend)
     for context in _CONTEXTS:
         shape, capacity = f"{context} tokens before", capacity_for(context)
-        yield _route("attention.step_attention", shape, attention.parts_plan, capacity, sizes.attention.group)
+        yield _route("attention.step", shape, attention.parts_plan, capacity, sizes.attention.group)
     yield _route("moe.experts_gate_up", "one token", moe.gate_up_shape, sizes.hidden)
     yield _route("moe.experts_down", "one token", moe.down_shape, sizes.expert_size, sizes.top_k)
     for rows in _CHUNKS:

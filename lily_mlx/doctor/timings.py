@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from lily_mlx.fallback import kernel, replacement
+from lily_mlx.kernels.attention import TAIL_ROWS
 from lily_mlx.kernels.linear import QuantizedWeight
 
 from .inputs import Source
@@ -80,7 +81,7 @@ def pairs(sizes: Sizes) -> Iterator[Pair]:
     )
     yield Pair("sampling.head", f"{sizes.vocabulary} tokens", lambda: _head(sizes))
     yield Pair("deltanet.step", "one token", lambda: _delta(sizes, 1))
-    yield Pair("attention.step_attention", f"after {context} tokens", lambda: _step_attention(sizes, context))
+    yield Pair("attention.step", f"after {context} tokens", lambda: _step(sizes, context))
     yield Pair("moe.experts_gate_up and experts_down", label, lambda: _experts(sizes))
     chunk = f"{rows} rows"
     yield Pair("linear.matmul", f"{chunk}, {delta_in.shape}", lambda: _matmul(delta_in.rows, delta_in.columns, rows))
@@ -198,21 +199,40 @@ def _delta(sizes: Sizes, rows: int) -> tuple[Call, Call]:
     return ours, theirs
 
 
-def _step_attention(sizes: Sizes, context: int) -> tuple[Call, Call]:
-    source, shape = Source("step_attention"), sizes.attention
-    q, proj = source.normal(shape.query_heads, shape.head_dim), source.normal(1, shape.projection_width)
-    cache, position = source.cache(context, shape), mx.array([context - 1], mx.int32)
-    length = max(context, 1)
-    keys, values = (source.normal(1, shape.kv_heads, length, shape.head_dim) for _ in range(2))
-    gate = source.normal(1, shape.query_heads * shape.head_dim)
-    mx.eval(q, proj, list(vars(cache).values()), position, keys, values, gate)
-    attend, scale = kernel("attention.step_attention"), shape.head_dim**-0.5
+def _step(sizes: Sizes, context: int) -> tuple[Call, Call]:
+    source, shape = Source("step"), sizes.attention
+    proj, gains = source.normal(1, shape.projection_width), [source.gain(shape.head_dim) for _ in range(2)]
+    cache, position = source.cache(context, shape), mx.array([context], mx.int32)
+    keys, values = (source.normal(1, shape.kv_heads, context + 1, shape.head_dim) for _ in range(2))
+    mx.eval(proj, gains, list(vars(cache).values()), position, keys, values)
+    step, dim = kernel("attention.step"), shape.head_dim
 
     def theirs() -> object:
-        out = mx.fast.scaled_dot_product_attention(q[None, :, None], keys, values, scale=scale)
-        return out.reshape(1, -1) * mx.sigmoid(gate)
+        queries, gate = mx.split(proj[0, : shape.key_offset].reshape(1, shape.query_heads, 1, 2 * dim), 2, axis=-1)
+        new_keys = proj[0, shape.key_offset : shape.value_offset].reshape(1, shape.kv_heads, 1, dim)
+        new_values = proj[0, shape.value_offset :].reshape(shape.kv_heads, 1, dim)
+        q, k = (
+            mx.fast.rope(
+                mx.fast.rms_norm(x, gain, EPS),
+                shape.rotary_dim,
+                traditional=False,
+                base=shape.rope_theta,
+                scale=1.0,
+                offset=position,
+            )
+            for x, gain in zip((queries, new_keys), gains, strict=True)
+        )
+        row = position % TAIL_ROWS  # into an array as small as ours, because MLX would copy a whole cache here
+        tail_keys = mx.slice_update(cache.tail_keys, k[0], row, axes=(1,))
+        tail_values = mx.slice_update(cache.tail_values, new_values, row, axes=(1,))
+        out = mx.fast.scaled_dot_product_attention(q, keys, values, scale=dim**-0.5)
+        return (out * mx.sigmoid(gate)).reshape(1, -1), tail_keys, tail_values
 
-    return lambda: attend(q, cache, position, proj, shape), theirs
+    def ours() -> object:
+        out, after = step(proj, *gains, position, cache, shape, EPS)
+        return out, after.tail_keys, after.tail_values
+
+    return ours, theirs
 
 
 def _prefill(sizes: Sizes, rows: int, context: int) -> tuple[Call, Call]:

@@ -11,12 +11,12 @@ from lily_mlx.kernels.attention.rope import turns_per_position
 
 from .linear import normalised
 
-__all__ = ["append", "merge_tail", "prefill_attention", "prepare", "step_attention", "step_prepare"]
+__all__ = ["append", "merge_tail", "prefill_attention", "prepare", "step"]
 
 _MOST_SCORES = 1 << 26  # float32 values that one block of query rows may take: 256 MB
 
 
-def step_prepare(
+def step(
     proj: mx.array,
     q_norm: mx.array,
     k_norm: mx.array,
@@ -24,25 +24,16 @@ def step_prepare(
     cache: KVCache,
     shape: AttentionShape,
     eps: float,
-) -> tuple[mx.array, mx.array, mx.array]:
-    """Query of one token, and the tail with its key and value."""
+    plan: object = None,
+) -> tuple[mx.array, KVCache]:
+    """Gated attention of one token, and the cache with its key and value. `plan` has no effect."""
     q, k = prepare(proj, q_norm, k_norm, position, shape, eps)
     values = proj[:, shape.value_offset :].reshape(shape.kv_heads, 1, shape.head_dim)
     is_new = (mx.arange(TAIL_ROWS) == position % TAIL_ROWS)[None, :, None]
     tail_keys = mx.where(is_new, k.reshape(shape.kv_heads, 1, shape.head_dim), cache.tail_keys)
-    return q[0], tail_keys, mx.where(is_new, values, cache.tail_values)
-
-
-def step_attention(
-    q: mx.array,
-    cache: KVCache,
-    position: mx.array,
-    proj: mx.array,
-    shape: AttentionShape,
-    plan: object = None,
-) -> mx.array:
-    """Gated attention of one token. `plan`, how a kernel shares the work, has no effect."""
-    return _attend(q[None], cache, position, position - position % TAIL_ROWS, proj, shape)
+    tail_values = mx.where(is_new, values, cache.tail_values)
+    cache = KVCache(cache.keys, cache.values, tail_keys, tail_values)
+    return _attend(q, cache, position, position - position % TAIL_ROWS, proj, shape), cache
 
 
 def prepare(

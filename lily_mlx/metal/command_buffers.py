@@ -1,7 +1,7 @@
 """How many launches MLX puts into a command buffer of Metal.
 
 MLX commits one after 50 launches or 50 MB of inputs at most, and counts the whole array of all experts for each launch
-that reads some of them, so that a decode step would be cut at nearly every layer. A step has 263 launches: with these
+that reads some of them, so that a decode step would be cut at nearly every layer. A step has 253 launches: with these
 caps it is two command buffers. MLX reads the caps when it opens the device, so they are set when lily_mlx is imported.
 They are reasoned, not measured: `lily_mlx doctor` compares settings on a Mac.
 """

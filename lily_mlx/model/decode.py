@@ -1,8 +1,8 @@
-"""One decode step as a list of kernel calls: 6 for a DeltaNet layer, 8 for an attention layer, 3 more."""
+"""One decode step as a list of kernel calls: 6 for a DeltaNet layer, 7 for an attention layer, 3 more."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -87,14 +87,10 @@ def deltanet_step(
 def attention_step(
     weights: AttentionWeights, config: ModelConfig, x: mx.array, position: mx.array, cache: KVCache
 ) -> tuple[mx.array, KVCache]:
-    """Gated attention with its residual: x bfloat16 [1, H] to the same. 5 launches."""
+    """Gated attention with its residual: x bfloat16 [1, H] to the same. 4 launches."""
     shape, eps = config.attention, config.norm_eps
     proj = norm_project(x, weights.in_norm, weights.in_proj, eps)
-    q, tail_keys, tail_values = attention.step_prepare(
-        proj, weights.q_norm, weights.k_norm, position, cache, shape, eps
-    )
-    cache = replace(cache, tail_keys=tail_keys, tail_values=tail_values)
-    y = attention.step_attention(q, cache, position, proj, shape)
+    y, cache = attention.step(proj, weights.q_norm, weights.k_norm, position, cache, shape, eps)
     return project_add(y, weights.out_proj, x), cache
 
 

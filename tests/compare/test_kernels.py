@@ -147,7 +147,7 @@ def test_the_cases_of_a_decode_step_are_the_step(monkeypatch):
     moved = sum(case.calls_per_step * case.bytes for case in step)
     least = sum(launches.minimum_bytes(context).values())
     assert least <= moved < 1.02 * least
-    assert sum(case.calls_per_step for case in step) + 10 == 263
+    assert sum(case.calls_per_step for case in step) + 10 == 253
 
 
 def test_names_of_cases_are_unique():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -152,16 +151,16 @@ class TestAttention:
         keys, values = layer.random_rows(generator, length, shape), layer.random_rows(generator, length, shape)
         cache, position = layer.cache_of(keys, values, shape), layer.position_of(length)
         proj, gains = layer.projection(generator, 1, shape), layer.norms(generator, shape)
-        q, tail_keys, tail_values = attention.step_prepare(proj, *gains, position, cache, shape, EPS)
+        got, after = attention.step(proj, *gains, position, cache, shape, EPS)
+        q, _ = attention.prepare(proj, *gains, position, shape, EPS)
+        tail_keys, tail_values = after.tail_keys, after.tail_values
         row, old = length % TAIL_ROWS, length - length % TAIL_ROWS
         assert np.array_equal(to_numpy(tail_keys[:, :row]), keys[old:].transpose(1, 0, 2))
         new_keys = np.concatenate([keys, to_numpy(tail_keys[:, row])[None]])
         new_values = np.concatenate([values, to_numpy(tail_values[:, row])[None]])
         want_value = attention_reference.split_projection(to_numpy(proj), shape)[3][0]
         assert np.array_equal(new_values[-1], want_value)
-        cache = replace(cache, tail_keys=tail_keys, tail_values=tail_values)
-        got = attention.step_attention(q, cache, position, proj, shape)
-        want = layer.attend(to_numpy(q)[None], new_keys, new_values, length, proj, shape)
+        want = layer.attend(to_numpy(q), new_keys, new_values, length, proj, shape)
         assert_close("out", got, want, ROUNDED)
 
     @pytest.mark.parametrize("length", [0, 1, 127, 128, 200])

@@ -56,22 +56,21 @@ def test_step(heads, dims, length, sharp, seed):
     generator, shape = np.random.default_rng(seed), shape_of(heads, *dims)
     keys, values = random_rows(generator, length, shape), random_rows(generator, length, shape)
     cache = cache_of(keys, values, shape)
-    proj, gains, position = projection(generator, 1, shape), norms(generator, shape), position_of(length)
-    q, tail_keys, tail_values = attention.step_prepare(proj, *gains, position, cache, shape, EPS)
-    want_q, want_k = reference.prepare(to_numpy(proj), *map(to_numpy, gains), np.array([length]), shape, EPS)
-    assert_near("q", q, want_q[0], 5e-3)
+    proj, position = projection(generator, 1, shape), position_of(length)
+    q_norm, k_norm = norms(generator, shape)
+    gains = (sharp * q_norm).astype(mx.bfloat16), k_norm
+    got, after = attention.step(proj, *gains, position, cache, shape, EPS)
+    _, want_k = reference.prepare(to_numpy(proj), *map(to_numpy, gains), np.array([length]), shape, EPS)
     row, old = length % TAIL_ROWS, length - length % TAIL_ROWS
-    assert_near("k", tail_keys[:, row], want_k[0], 5e-3)
+    assert_near("k", after.tail_keys[:, row], want_k[0], 5e-3)
     new_values = reference.split_projection(to_numpy(proj), shape)[3][0]
-    assert np.array_equal(to_numpy(tail_values[:, row]), new_values)
-    assert np.array_equal(to_numpy(tail_keys[:, :row]), keys[old:].transpose(1, 0, 2))
-    assert np.array_equal(to_numpy(tail_values[:, :row]), values[old:].transpose(1, 0, 2))
+    assert np.array_equal(to_numpy(after.tail_values[:, row]), new_values)
+    assert np.array_equal(to_numpy(after.tail_keys[:, :row]), keys[old:].transpose(1, 0, 2))
+    assert np.array_equal(to_numpy(after.tail_values[:, :row]), values[old:].transpose(1, 0, 2))
 
-    q = (sharp * q).astype(mx.bfloat16)
-    cache = replace(cache, tail_keys=tail_keys, tail_values=tail_values)
-    got = attention.step_attention(q, cache, position, proj, shape)
-    all_keys, all_values = rows_of(cache, length + 1) if (length + 1) % TAIL_ROWS else _full_tail(cache, length)
-    assert_near("out", got, attend(to_numpy(q)[None], all_keys, all_values, length, proj, shape), OUT)
+    q, _ = attention.prepare(proj, *gains, position, shape, EPS)  # rounded, which sharp scores would magnify
+    all_keys, all_values = rows_of(after, length + 1) if (length + 1) % TAIL_ROWS else _full_tail(after, length)
+    assert_near("out", got, attend(to_numpy(q), all_keys, all_values, length, proj, shape), OUT)
 
 
 def _full_tail(cache: attention.KVCache, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,7 @@
 """Gated grouped-query attention of Qwen3.5 and Qwen3.6, over a cache of immutable blocks."""
 
 from .cache import append, merge_tail
-from .decode import step_attention, step_prepare
+from .decode import step
 from .prefill import prefill_attention, prepare
 from .shape import TAIL_ROWS, AttentionShape, KVCache, capacity_for, empty_cache
 
@@ -15,6 +15,5 @@ __all__ = [
     "merge_tail",
     "prefill_attention",
     "prepare",
-    "step_attention",
-    "step_prepare",
+    "step",
 ]

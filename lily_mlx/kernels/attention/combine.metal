@@ -2,6 +2,7 @@
 //
 //   out = sigmoid(gate) * sum_p 2^(m_p - M) partial_p / sum_p 2^(m_p - M) l_p,   M = max_p m_p,  (m_p, l_p) = stats
 //
+// The stats of all rows stand behind all partial sums, in one input of [rows, parts, D + 2] values.
 // Grid: (D / 32, rows = tokens * HQ), 8 simdgroups in a threadgroup. A threadgroup owns 32 dimensions of one row; its
 // simdgroups take the parts in turn. Parts with l_p = 0 are not read. Moves 4 * D bytes per part and row.
 constexpr int SIMDGROUPS = 8;
@@ -12,7 +13,8 @@ threadgroup float part_weights[SIMDGROUPS];
 const uint lane = thread_index_in_simdgroup;
 const int simdgroup = int(simdgroup_index_in_threadgroup);
 const int row = int(threadgroup_position_in_grid.y);
-const int parts = stats_shape[1];
+const int parts = partial_shape[1];
+const device float* stats = partial + size_t(threadgroups_per_grid.y) * parts * D;
 const int dim = int(threadgroup_position_in_grid.x) * 32 + int(lane);
 const size_t first = size_t(row) * parts;
 

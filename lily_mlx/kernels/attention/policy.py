@@ -18,7 +18,7 @@ _SMALLEST_PART_KEYS = 512
 
 @dataclass(frozen=True)
 class PartsPlan:
-    """How `step_attention` shares the cache.
+    """How `step` shares the cache.
 
     A threadgroup owns ``part_rows`` rows of one KV head for all of its query heads. Its simdgroups form
     ``head_sets`` sets that take ``heads`` query heads each, and the ``streams`` simdgroups of a set take the rows

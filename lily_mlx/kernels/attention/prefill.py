@@ -39,7 +39,7 @@ _ATTENTION = Kernel(
 _PARTS = Kernel(
     name="attention_prefill_parts",
     inputs=_INPUTS,
-    outputs=("partial", "stats"),
+    outputs=("partial",),
     body="kernels/attention/prefill_parts.metal",
     headers=_HEADERS,
 )
@@ -148,12 +148,12 @@ def prefill_attention(
         return out
     parts = plan.parts(cache.capacity)
     outputs = tokens * shape.query_heads
-    partial, stats = _PARTS(
+    (partial,) = _PARTS(
         inputs,
         template=template | {"PART": plan.part_keys},
         grid=(shape.kv_heads * plan.threads, blocks, parts),
         threadgroup=(plan.threads, 1, 1),
-        output_shapes=[(outputs, parts, shape.head_dim), (outputs, parts, 2)],
-        output_dtypes=[mx.float32, mx.float32],
+        output_shapes=[(outputs, parts, shape.head_dim + 2)],
+        output_dtypes=[mx.float32],
     )
-    return combine(partial, stats, proj, shape)
+    return combine(partial, proj, shape)

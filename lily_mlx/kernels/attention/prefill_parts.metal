@@ -1,6 +1,7 @@
 // Prefill of few rows over a long cache: as prefill_attention, but each threadgroup takes one part of the keys.
 //
 //   stats[row, part] = (m, sum_j 2^(s_j - m));  partial[row, part] = sum_j 2^(s_j - m) v[j];  combine.metal joins them
+//   The stats stand behind all partial sums, in the same output.
 //
 // Grid: (KV heads, blocks of SIMDGROUPS * M query rows, parts of PART keys). A part that no row of the block sees
 // leaves stats (-inf, 0) and no partial. Moves 4 * D bytes per key and block.
@@ -16,6 +17,7 @@ const int kv_head = int(threadgroup_position_in_grid.x);
 const int first_row = int(threadgroup_position_in_grid.y) * SIMDGROUPS * M;
 const int part = int(threadgroup_position_in_grid.z);
 const int parts = int(threadgroups_per_grid.z);
+device float* stats = partial + size_t(tokens * HQ) * parts * D;
 const int last_row = metal::min(first_row + SIMDGROUPS * M, row_count) - 1;
 const int begin = part * PART;
 const int end = metal::min(begin + PART, position[0] + last_row / G + 1);

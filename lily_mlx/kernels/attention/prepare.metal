@@ -10,11 +10,12 @@ const int head = task % (HQ + HKV);
 if (token < proj_shape[0]) {
   const device bfloat* row = proj + size_t(token) * P;
   const uint row_position = uint(position[0] + token);
+  float values[D / 32];
   if (head < HQ) {
-    norm_rope<D, R>(
-        row + head * 2 * D, q_norm, turns, row_position, lane, EPS, q + (size_t(token) * HQ + head) * D);
+    norm_rope<D, R>(row + head * 2 * D, q_norm, turns, row_position, lane, EPS, values);
+    store_head<D>(values, lane, q + (size_t(token) * HQ + head) * D);
   } else {
-    norm_rope<D, R>(
-        row + (HQ + head) * D, k_norm, turns, row_position, lane, EPS, k + (size_t(token) * HKV + head - HQ) * D);
+    norm_rope<D, R>(row + (HQ + head) * D, k_norm, turns, row_position, lane, EPS, values);
+    store_head<D>(values, lane, k + (size_t(token) * HKV + head - HQ) * D);
   }
 }

@@ -110,7 +110,7 @@ def prepare(
     return rope(rms_norm(queries, q_norm, eps), positions, shape), rope(rms_norm(keys, k_norm, eps), positions, shape)
 
 
-def step_prepare(
+def step(
     proj: np.ndarray,
     q_norm: np.ndarray,
     k_norm: np.ndarray,
@@ -118,25 +118,19 @@ def step_prepare(
     cache: KVCache,
     shape: AttentionShape,
     eps: float,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Query [Hq, D] of one token, and the tail with its key and value."""
+) -> tuple[np.ndarray, KVCache]:
+    """Gated attention [1, Hq * D] of one token, and the cache with its key and value in the tail."""
     q, k = prepare(proj, q_norm, k_norm, position, shape, eps)
+    _, gate, _, v = split_projection(proj, shape)
     row = int(position[0]) % TAIL_ROWS
+    before = int(position[0]) - row
     tail_keys, tail_values = cache.tail_keys.copy(), cache.tail_values.copy()
     tail_keys[:, row] = k[0]
-    tail_values[:, row] = split_projection(proj, shape)[3][0]
-    return q[0], tail_keys, tail_values
-
-
-def step_attention(
-    q: np.ndarray, cache: KVCache, position: np.ndarray, proj: np.ndarray, shape: AttentionShape
-) -> np.ndarray:
-    """Gated attention [1, Hq * D] of one token; its own key and value are in the tail already."""
-    before = int(position[0]) - int(position[0]) % TAIL_ROWS
-    tail = int(position[0]) % TAIL_ROWS + 1
-    keys = np.concatenate([cache.keys[:, :before], cache.tail_keys[:, :tail]], axis=1)
-    values = np.concatenate([cache.values[:, :before], cache.tail_values[:, :tail]], axis=1)
-    return attend(q[None], keys, values, int(position[0]), split_projection(proj, shape)[1], shape)
+    tail_values[:, row] = v[0]
+    keys = np.concatenate([cache.keys[:, :before], tail_keys[:, : row + 1]], axis=1)
+    values = np.concatenate([cache.values[:, :before], tail_values[:, : row + 1]], axis=1)
+    out = attend(q, keys, values, int(position[0]), gate, shape)
+    return out, KVCache(cache.keys, cache.values, tail_keys, tail_values)
 
 
 def merge_tail(cache: KVCache, length: int) -> KVCache:

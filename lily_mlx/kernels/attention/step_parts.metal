@@ -1,17 +1,30 @@
-// Decode attention, first launch: each part of the cache on its own, for all query heads of a KV head.
+// Decode attention, first launch: norm, rotation and the new tail row, then each part of the cache on its own, for all
+// query heads of a KV head.
 //
+//   q[h] = rope(rms_norm(proj_q[h]) * q_norm), rounded once to bfloat16
+//   new tail: the older rows, then at `position % TAIL` k = rope(rms_norm(proj_k) * k_norm), v = proj_v
 //   s[h, r] = q[h] . k[r] * D^-0.5 * log2(e);  m[h] = max_r s;  stats[h, part] = (m[h], sum_r 2^(s - m))
-//   partial[h, part] = sum_r 2^(s - m) v[r]
+//   partial[h, part] = sum_r 2^(s - m) v[r];  the stats stand behind all partial sums, in the same output
 //
-// Grid: (KV heads, parts). Parts cover PART rows each, first of keys/values, then of the tail. A part without rows
-// leaves stats (-inf, 0) and no partial. A simdgroup keeps q and the sums of HEADS heads in registers, D / 32
+// Grid: (KV heads, parts). Parts cover PART rows each, first of keys/values, then of the tail. A part of the tail first
+// writes its rows to the new tail and then reads them there; rows after `position % TAIL` stay unwritten. A part without
+// rows leaves stats (-inf, 0) and no partial. Every threadgroup prepares the queries for itself, with AHEAD while its
+// first keys and values are on their way. A simdgroup keeps q and the sums of HEADS heads in registers, D / 32
 // dimensions per lane, and streams every STREAMS-th block of ROWS rows: one block yields 32 scores, one per lane.
-// Moves 4 * D bytes per row and KV head; with more than 8 query heads each of the SETS sets reads the row again.
+// Moves 4 * D bytes in per row and KV head, and out per row of the tail; with more than 8 query heads each of the SETS
+// sets reads the row again.
 constexpr int E = D / 32;
 constexpr int ROWS = 32 / PADDED;
-threadgroup float staged[SETS * STREAMS * STAGED * D];
-threadgroup float maxima[SETS * STREAMS * PADDED];
-threadgroup float sums[SETS * STREAMS * PADDED];
+constexpr int SIMDGROUPS = SETS * STREAMS;
+// A core has registers for one threadgroup with so many sums, and then some to spare: for the next rows.
+constexpr bool AHEAD = HEADS * E > 32;
+constexpr int QUERY_WORDS = G * D / 8;
+constexpr int STAGED_WORDS = SIMDGROUPS * STAGED * D / 4;
+threadgroup uint4 shared_words[QUERY_WORDS > STAGED_WORDS ? QUERY_WORDS : STAGED_WORDS];
+threadgroup float maxima[SIMDGROUPS * PADDED];
+threadgroup float sums[SIMDGROUPS * PADDED];
+threadgroup bfloat* queries = (threadgroup bfloat*)shared_words; // until each simdgroup has its own in registers
+threadgroup float* staged = (threadgroup float*)shared_words;    // after the last block
 
 const uint lane = thread_index_in_simdgroup;
 const int simdgroup = int(simdgroup_index_in_threadgroup);
@@ -21,14 +34,16 @@ const int stream = simdgroup % STREAMS;
 const int kv_head = int(threadgroup_position_in_grid.x);
 const int part = int(threadgroup_position_in_grid.y);
 const int parts = int(threadgroups_per_grid.y);
+const int kv_heads = int(threadgroups_per_grid.x);
+device float* stats = partial + size_t(kv_heads * G) * parts * D;
 const int capacity = keys_shape[1];
-const int tail_begin = position[0] / TAIL * TAIL;
+const int new_row = position[0] % TAIL;
+const int tail_begin = position[0] - new_row;
 
 const int main_parts = (capacity + PART - 1) / PART;
 const bool in_tail = part >= main_parts;
 const int begin = (in_tail ? part - main_parts : part) * PART;
-const int rows = in_tail ? position[0] + 1 - tail_begin : tail_begin;
-const int end = metal::min(begin + PART, rows);
+const int end = metal::min(begin + PART, in_tail ? new_row + 1 : tail_begin);
 if (begin >= end) {
   if (thread_index < G) {
     const size_t entry = size_t(kv_head * G + thread_index) * parts + part;
@@ -37,16 +52,65 @@ if (begin >= end) {
   }
   return;
 }
-const device bfloat* key_rows = in_tail ? tail_keys + size_t(kv_head) * TAIL * D : keys + size_t(kv_head) * capacity * D;
-const device bfloat* value_rows =
-    in_tail ? tail_values + size_t(kv_head) * TAIL * D : values + size_t(kv_head) * capacity * D;
+const size_t first_row = size_t(kv_head) * (in_tail ? TAIL : capacity) * D;
+const device bfloat* key_rows = (in_tail ? tail_keys_out : keys) + first_row;
+const device bfloat* value_rows = (in_tail ? tail_values_out : values) + first_row;
+LaneRow<E> next_keys[ROWS];
+LaneRow<E> next_values[ROWS];
+if (in_tail) {
+  for (int row = begin + simdgroup; row < end; row += SIMDGROUPS) {
+    const size_t offset = first_row + row * D;
+    if (row < new_row) {
+      copy_row<D>(tail_keys + offset, tail_keys_out + offset, lane);
+      copy_row<D>(tail_values + offset, tail_values_out + offset, lane);
+    } else {
+      copy_row<D>(proj + ((2 * G + 1) * kv_heads + kv_head) * D, tail_values_out + offset, lane);
+    }
+  }
+} else if (AHEAD) {
+  start_rows<D, ROWS>(next_keys, key_rows, begin + stream * ROWS, end, lane);
+  start_rows<D, ROWS>(next_values, value_rows, begin + stream * ROWS, end, lane);
+}
+
+// One head for each simdgroup in turn, and the new key as one more head in the part that owns its row.
+const int tasks = in_tail && new_row < end ? G + 1 : G;
+for (int task = simdgroup; task < tasks; task += SIMDGROUPS) {
+  const bool is_key = task == G;
+  const int column = is_key ? 2 * G * kv_heads + kv_head : 2 * (kv_head * G + task);
+  float head[E];
+  norm_rope<D, R>(
+      proj + column * D, is_key ? k_norm : q_norm, turns, uint(position[0]), lane, EPS, head);
+  if (is_key) {
+    store_head<D>(head, lane, tail_keys_out + first_row + new_row * D);
+  } else {
+#pragma unroll
+    for (int i = 0; i < E; ++i) {
+      queries[task * D + 32 * i + int(lane)] = bfloat(head[i]);
+    }
+  }
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+if (in_tail) {
+  threadgroup_barrier(mem_flags::mem_device);
+  if (AHEAD) {
+    start_rows<D, ROWS>(next_keys, key_rows, begin + stream * ROWS, end, lane);
+    start_rows<D, ROWS>(next_values, value_rows, begin + stream * ROWS, end, lane);
+  }
+}
 
 float query[HEADS][E];
 float sum[HEADS][E];
 #pragma unroll
 for (int h = 0; h < HEADS; ++h) {
   const int head = metal::min(head_set * HEADS + h, G - 1); // a set may be one head short
-  load_lane<E>(q + (kv_head * G + head) * D, lane, query[h]);
+  if (E == 8) {
+    unpack_eight(*(const threadgroup uint4*)(queries + head * D + int(lane) * E), query[h]);
+  } else {
+#pragma unroll
+    for (int e = 0; e < E; ++e) {
+      query[h][e] = float(queries[head * D + int(lane) * E + e]);
+    }
+  }
 #pragma unroll
   for (int e = 0; e < E; ++e) {
     query[h][e] *= SCALE;
@@ -58,11 +122,14 @@ for (int h = 0; h < HEADS; ++h) {
 float largest = -INFINITY;
 float weight_sum = 0.0f;
 for (int block = begin + stream * ROWS; block < end; block += STREAMS * ROWS) {
+  if (!AHEAD) {
+    start_rows<D, ROWS>(next_keys, key_rows, block, end, lane);
+  }
   float scores[32];
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
     float key[E];
-    load_lane<E>(key_rows + size_t(metal::min(block + r, end - 1)) * D, lane, key); // the last row again, masked below
+    finish_lane<E>(next_keys[r], key);
 #pragma unroll
     for (int h = 0; h < PADDED; ++h) {
       float dot_product = 0.0f;
@@ -75,8 +142,11 @@ for (int block = begin + stream * ROWS; block < end; block += STREAMS * ROWS) {
       scores[r * PADDED + h] = dot_product;
     }
   }
+  if (AHEAD) {
+    start_rows<D, ROWS>(next_keys, key_rows, block + STREAMS * ROWS, end, lane);
+  }
   const float total = simd_sum_each(scores, lane);
-  const float score = block + int(lane) / PADDED < end ? total : -INFINITY;
+  const float score = block + int(lane) / PADDED < end ? total : -INFINITY; // the last row may be there twice
   float block_largest = score;
 #pragma unroll
   for (int step = PADDED; step < 32; step *= 2) {
@@ -95,10 +165,13 @@ for (int block = begin + stream * ROWS; block < end; block += STREAMS * ROWS) {
       sum[h][e] *= head_shrink;
     }
   }
+  if (!AHEAD) {
+    start_rows<D, ROWS>(next_values, value_rows, block, end, lane);
+  }
 #pragma unroll
   for (int r = 0; r < ROWS; ++r) {
     float value[E];
-    load_lane<E>(value_rows + size_t(metal::min(block + r, end - 1)) * D, lane, value);
+    finish_lane<E>(next_values[r], value);
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
       const float head_weight = simd_shuffle(weight, ushort(r * PADDED + h));
@@ -107,6 +180,9 @@ for (int block = begin + stream * ROWS; block < end; block += STREAMS * ROWS) {
         sum[h][e] = metal::fma(head_weight, value[e], sum[h][e]);
       }
     }
+  }
+  if (AHEAD) {
+    start_rows<D, ROWS>(next_values, value_rows, block + STREAMS * ROWS, end, lane);
   }
 }
 #pragma unroll

@@ -115,9 +115,8 @@ def test_chunks_equal_one_chunk_and_single_steps(split, offset):
     cache, steps = start, []
     for i in range(40):
         position = position_of(offset + i)
-        q, tail_keys, tail_values = attention.step_prepare(proj[i : i + 1], q_norm, k_norm, position, cache, shape, EPS)
-        cache = replace(cache, tail_keys=tail_keys, tail_values=tail_values)
-        steps.append(attention.step_attention(q, cache, position, proj[i : i + 1], shape))
+        y, cache = attention.step(proj[i : i + 1], q_norm, k_norm, position, cache, shape, EPS)
+        steps.append(y)
         if (offset + i + 1) % attention.TAIL_ROWS == 0:
             cache = attention.merge_tail(cache, offset + i + 1)
     assert_close("chunks against steps", by_chunks, to_numpy(mx.concatenate(steps)), 1e-2)
@@ -132,9 +131,7 @@ def test_a_snapshot_stays_as_it_is():
     step, position = projection(generator, 1, shape), position_of(length)
 
     def answer():
-        q, tail_keys, tail_values = attention.step_prepare(step, q_norm, k_norm, position, snapshot, shape, EPS)
-        cache = replace(snapshot, tail_keys=tail_keys, tail_values=tail_values)
-        return to_numpy(attention.step_attention(q, cache, position, step, shape))
+        return to_numpy(attention.step(step, q_norm, k_norm, position, snapshot, shape, EPS)[0])
 
     def continuation(chunk):
         q, k = attention.prepare(chunk, q_norm, k_norm, position, shape, EPS)

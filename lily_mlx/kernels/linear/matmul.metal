@@ -2,7 +2,7 @@
 //
 // Grid: (ceil(N / BN), ceil(M / BM)) threadgroups of SIMD_M * SIMD_N * SIMD_K simdgroups. A threadgroup owns a BM x BN
 // tile of out and each simdgroup a TM x TN part of it; SIMD_K simdgroups share a part, each for a slice of every BK
-// columns. The threads read the next BK columns of x and of the weight while the last ones are multiplied.
+// columns. The threads have read the next AHEAD times BK columns of x and of the weight while the last are multiplied.
 // Bytes: the weight ceil(M / BM) times, x ceil(N / BN) times (mostly from cache), out once.
 constexpr int THREADS = 32 * SIMD_M * SIMD_N * SIMD_K;
 constexpr int STRIDE = BK + 8; // 16 bytes of padding spread the rows over the banks
@@ -28,27 +28,34 @@ const device uint* weight_rows = weight + size_t(first_n) * (K / UNIT * BITS);
 const device bfloat* scale_rows = scales_of<BITS, GROUP, K>(weight, N) + size_t(first_n) * (K / GROUP);
 const device bfloat* bias_rows = biases_of<BITS, GROUP, K>(weight, N) + size_t(first_n) * (K / GROUP);
 
-RowPieces<LILY_SHARE(BM * BK / 8, THREADS)> pieces;
-WeightUnits<BITS, LILY_SHARE(BN * BK / UNIT, THREADS)> units;
+RowPieces<LILY_SHARE(BM * BK / 8, THREADS), AHEAD> pieces;
+WeightUnits<BITS, LILY_SHARE(BN * BK / UNIT, THREADS)> units[AHEAD];
 locate_rows<BM, BK, K, THREADS>(pieces, height - first_m, thread_id);
-read_rows(pieces, x_rows, 0);
-read_units<BITS, GROUP, K, BN, BK, THREADS>(
-    units, weight_rows, scale_rows, bias_rows, N - first_n, 0, thread_id);
+#pragma unroll
+for (int i = 0; i < AHEAD; ++i) {
+  read_rows(pieces, x_rows, i * BK, i);
+  read_units<BITS, GROUP, K, BN, BK, THREADS>(
+      units[i], weight_rows, scale_rows, bias_rows, N - first_n, i * BK, thread_id);
+}
 
 Tile<TM, TN> acc;
 acc.clear();
-for (int column = 0; column < K; column += BK) {
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  store_rows<BM, BK, STRIDE, THREADS>(x_tile, pieces, thread_id);
-  store_units<BITS, BN, BK, STRIDE, THREADS>(weight_tile, units, thread_id);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  if (column + BK < K) {
-    read_rows(pieces, x_rows, column + BK);
-    read_units<BITS, GROUP, K, BN, BK, THREADS>(
-        units, weight_rows, scale_rows, bias_rows, N - first_n, column + BK, thread_id);
+for (int start = 0; start < K; start += AHEAD * BK) {
+#pragma unroll
+  for (int i = 0; i < AHEAD; ++i) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    store_rows<BM, BK, STRIDE, THREADS>(x_tile, pieces, i, thread_id);
+    store_units<BITS, BN, BK, STRIDE, THREADS>(weight_tile, units[i], thread_id);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (start + AHEAD * BK < K) {
+      const int column = start + (AHEAD + i) * BK;
+      read_rows(pieces, x_rows, column, i);
+      read_units<BITS, GROUP, K, BN, BK, THREADS>(
+          units[i], weight_rows, scale_rows, bias_rows, N - first_n, column, thread_id);
+    }
+    tile_multiply_transposed<TM, TN, TK>(
+        acc, x_tile + tile_m * STRIDE + slice * TK, STRIDE, weight_tile + tile_n * STRIDE + slice * TK, STRIDE);
   }
-  tile_multiply_transposed<TM, TN, TK>(
-      acc, x_tile + tile_m * STRIDE + slice * TK, STRIDE, weight_tile + tile_n * STRIDE + slice * TK, STRIDE);
 }
 
 if (SIMD_K > 1) {

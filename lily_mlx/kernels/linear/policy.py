@@ -78,13 +78,15 @@ def matvec_plan(rows: int, columns: int) -> MatvecPlan:
 class MatmulPlan:
     """The tile of a threadgroup of the matrix product: ``rows`` x ``columns`` outputs, ``depth`` of K at a time.
 
-    ``across`` (rows, columns, depth) simdgroups share it; those along the depth add up their sums at the end.
+    ``across`` (rows, columns, depth) simdgroups share it; those along the depth add up their sums at the end. ``ahead``
+    steps along K are on their way in registers: short tiles multiply for less time than a read takes.
     """
 
     rows: int
     columns: int
     depth: int
     across: tuple[int, int, int]
+    ahead: int = 1
 
     @property
     def threads(self) -> int:
@@ -98,7 +100,9 @@ class MatmulPlan:
     def template(self) -> dict[str, int]:
         """The plan as template parameters of the kernel."""
         m, n, k = self.across
-        return {"BM": self.rows, "BN": self.columns, "BK": self.depth, "SIMD_M": m, "SIMD_N": n, "SIMD_K": k}
+        return {"BM": self.rows, "BN": self.columns, "BK": self.depth, "SIMD_M": m, "SIMD_N": n, "SIMD_K": k} | {
+            "AHEAD": self.ahead
+        }
 
     def for_depth(self, depth: int) -> MatmulPlan:
         """The plan with the largest power of two of K at a time that divides ``depth``, up to its own."""
@@ -108,7 +112,8 @@ class MatmulPlan:
         m, n, k = self.across
         while step // k < 16:
             n, k = n * 2, k // 2
-        return replace(self, depth=step, across=(m, n, k))
+        ahead = max(n for n in range(1, self.ahead + 1) if depth // step % n == 0)
+        return replace(self, depth=step, across=(m, n, k), ahead=ahead)
 
 
 def matmul_plan(rows: int, columns: int, depth: int) -> MatmulPlan:

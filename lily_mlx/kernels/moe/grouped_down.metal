@@ -30,14 +30,14 @@ if (rows_valid > 0) {
   if (expert < uint(E)) {
     const size_t word = expert_words<H, I, BITS>(expert) + size_t(first_column) * (I / UNIT * BITS);
     const size_t group = expert_groups<H, I, GROUP>(expert) + size_t(first_column) * (I / GROUP);
-    multiply_rows<BITS, GROUP, I, BM, BN, BK, STRIDE, TM, TN, THREADS>(
+    multiply_rows<BITS, GROUP, I, BM, BN, BK, AHEAD, STRIDE, TM, TN, THREADS>(
         acc, x_tile, weight_tile, hidden + size_t(first_row) * I, rows_valid, down + word,
         scales_of<BITS, GROUP, I>(down, ROUTED_ROWS) + group, biases_of<BITS, GROUP, I>(down, ROUTED_ROWS) + group,
         columns_valid, tile_row, tile_column, thread_id);
   } else {
     const size_t word = size_t(first_column) * (I / UNIT * SHARED_BITS);
     const size_t group = size_t(first_column) * (I / SHARED_GROUP);
-    multiply_rows<SHARED_BITS, SHARED_GROUP, I, BM, BN, BK, STRIDE, TM, TN, THREADS>(
+    multiply_rows<SHARED_BITS, SHARED_GROUP, I, BM, BN, BK, AHEAD, STRIDE, TM, TN, THREADS>(
         acc, x_tile, weight_tile, hidden + size_t(first_row) * I, rows_valid, shared_down + word,
         scales_of<SHARED_BITS, SHARED_GROUP, I>(shared_down, H) + group,
         biases_of<SHARED_BITS, SHARED_GROUP, I>(shared_down, H) + group, columns_valid, tile_row, tile_column,

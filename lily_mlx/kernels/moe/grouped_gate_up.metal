@@ -43,7 +43,7 @@ if (rows_valid > 0) {
   if (expert < uint(E)) {
     const size_t word = expert_words<I, H, BITS>(expert) + size_t(first_column) * (H / UNIT * BITS);
     const size_t group = expert_groups<I, H, GROUP>(expert) + size_t(first_column) * (H / GROUP);
-    multiply_gate_up<BITS, GROUP, H, BM, BN, BK, STRIDE, TM, TN, THREADS>(
+    multiply_gate_up<BITS, GROUP, H, BM, BN, BK, AHEAD, STRIDE, TM, TN, THREADS>(
         gate_acc, up_acc, x_tile, weight_tile, x, tokens, rows_valid, gate + word,
         scales_of<BITS, GROUP, H>(gate, ROUTED_ROWS) + group, biases_of<BITS, GROUP, H>(gate, ROUTED_ROWS) + group,
         up + word, scales_of<BITS, GROUP, H>(up, ROUTED_ROWS) + group,
@@ -51,7 +51,7 @@ if (rows_valid > 0) {
   } else {
     const size_t word = size_t(first_column) * (H / UNIT * SHARED_BITS);
     const size_t group = size_t(first_column) * (H / SHARED_GROUP);
-    multiply_gate_up<SHARED_BITS, SHARED_GROUP, H, BM, BN, BK, STRIDE, TM, TN, THREADS>(
+    multiply_gate_up<SHARED_BITS, SHARED_GROUP, H, BM, BN, BK, AHEAD, STRIDE, TM, TN, THREADS>(
         gate_acc, up_acc, x_tile, weight_tile, x, tokens, rows_valid, shared_gate + word,
         scales_of<SHARED_BITS, SHARED_GROUP, H>(shared_gate, I) + group,
         biases_of<SHARED_BITS, SHARED_GROUP, H>(shared_gate, I) + group, shared_up + word,

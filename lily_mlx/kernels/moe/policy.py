@@ -19,7 +19,8 @@ ONE_LAUNCH_ROWS, ONE_LAUNCH_PAIRS = 64, 1024
 class GroupedTile:
     """How the simdgroups of a grouped matmul share a tile of ``rows`` x ``columns`` outputs, ``depth`` of K at a time.
 
-    ``simdgroup_rows`` simdgroups stand above each other, ``simdgroup_columns`` beside each other.
+    ``simdgroup_rows`` simdgroups stand above each other, ``simdgroup_columns`` beside each other. ``ahead`` steps along
+    K are on their way in registers: short tiles multiply for less time than a read takes.
     """
 
     rows: int
@@ -27,6 +28,7 @@ class GroupedTile:
     depth: int
     simdgroup_rows: int
     simdgroup_columns: int
+    ahead: int = 1
 
     @property
     def threads(self) -> int:
@@ -102,7 +104,8 @@ def _fitted(tiles: tuple[GroupedTile, ...], height: int, depth: int) -> GroupedT
         step //= 2
     rows = height // tile.simdgroup_rows
     assert rows % 8 == 0, f"no tile for blocks of {height} rows"
-    return replace(tile, rows=height, depth=step)
+    ahead = max(n for n in range(1, tile.ahead + 1) if depth // step % n == 0)
+    return replace(tile, rows=height, depth=step, ahead=ahead)
 
 
 def sort_threads(pairs: int) -> int:

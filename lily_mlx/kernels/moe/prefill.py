@@ -192,6 +192,7 @@ def _template(weights: ExpertWeights, tile: policy.GroupedTile) -> dict[str, int
         "BK": tile.depth,
         "SIMD_M": tile.simdgroup_rows,
         "SIMD_N": tile.simdgroup_columns,
+        "AHEAD": tile.ahead,
     }
 
 

@@ -2,7 +2,7 @@
 //
 // A tile has ROWS rows of BK bfloat values, STRIDE apart. Its threads first read their share into registers (read),
 // which may be long before the tile is free, then write it to the tile (store), dequantising the weights. So one tile
-// in threadgroup memory and one in registers overlap the reads with the products.
+// in threadgroup memory and AHEAD tiles in registers overlap the reads with the products.
 // Rows beyond the last valid one repeat that one: their products exist and are not used.
 #ifndef LILY_OPERANDS
 #define LILY_OPERANDS
@@ -12,15 +12,15 @@
 
 // ---- activations: pieces of 8 values ------------------------------------------------------------------
 
-template <int COUNT>
+template <int COUNT, int AHEAD>
 struct RowPieces {
   uint starts[COUNT]; // where a piece of column 0 stands in the array, in pieces
-  uint4 values[COUNT];
+  uint4 values[AHEAD][COUNT];
 };
 
 // Consecutive rows of an array [*, WIDTH], from row 0 of it on.
-template <int ROWS, int BK, int WIDTH, int THREADS, int COUNT>
-inline void locate_rows(thread RowPieces<COUNT>& pieces, int rows_valid, int thread_id) {
+template <int ROWS, int BK, int WIDTH, int THREADS, int COUNT, int AHEAD>
+inline void locate_rows(thread RowPieces<COUNT, AHEAD>& pieces, int rows_valid, int thread_id) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     int piece = thread_id + THREADS * i;
@@ -30,9 +30,9 @@ inline void locate_rows(thread RowPieces<COUNT>& pieces, int rows_valid, int thr
 }
 
 // Rows row_ids[0 .. rows_valid) of an array [*, WIDTH].
-template <int ROWS, int BK, int WIDTH, int THREADS, int COUNT>
+template <int ROWS, int BK, int WIDTH, int THREADS, int COUNT, int AHEAD>
 inline void locate_gathered_rows(
-    thread RowPieces<COUNT>& pieces, const threadgroup uint* row_ids, int rows_valid, int thread_id) {
+    thread RowPieces<COUNT, AHEAD>& pieces, const threadgroup uint* row_ids, int rows_valid, int thread_id) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     int piece = thread_id + THREADS * i;
@@ -41,22 +41,24 @@ inline void locate_gathered_rows(
   }
 }
 
-template <int COUNT>
-inline void read_rows(thread RowPieces<COUNT>& pieces, const device bfloat* source, int column) {
+// Reads the pieces from `column` on into the place `slot` of AHEAD.
+template <int COUNT, int AHEAD>
+inline void read_rows(thread RowPieces<COUNT, AHEAD>& pieces, const device bfloat* source, int column, int slot) {
   const device uint4* vectors = (const device uint4*)source;
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
-    pieces.values[i] = vectors[size_t(pieces.starts[i]) + size_t(column / 8)];
+    pieces.values[slot][i] = vectors[size_t(pieces.starts[i]) + size_t(column / 8)];
   }
 }
 
-template <int ROWS, int BK, int STRIDE, int THREADS, int COUNT>
-inline void store_rows(threadgroup bfloat* tile, const thread RowPieces<COUNT>& pieces, int thread_id) {
+template <int ROWS, int BK, int STRIDE, int THREADS, int COUNT, int AHEAD>
+inline void store_rows(
+    threadgroup bfloat* tile, const thread RowPieces<COUNT, AHEAD>& pieces, int slot, int thread_id) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     int piece = thread_id + THREADS * i;
     if (ROWS * (BK / 8) % THREADS == 0 || piece < ROWS * (BK / 8)) {
-      *(threadgroup uint4*)(tile + piece / (BK / 8) * STRIDE + piece % (BK / 8) * 8) = pieces.values[i];
+      *(threadgroup uint4*)(tile + piece / (BK / 8) * STRIDE + piece % (BK / 8) * 8) = pieces.values[slot][i];
     }
   }
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lily_mlx import metal
+from lily_mlx import fallback, metal
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,3 +28,6 @@ def kernel_backend(request: pytest.FixtureRequest):
     in_kernels = "tests/kernels/" in request.node.nodeid or request.node.get_closest_marker("checked")
     with metal.use_backend(name), metal.checked(name == "cpu" and bool(in_kernels)):
         yield name
+    left = fallback.active()
+    fallback.use([])
+    assert not left, "the test left MLX operations in place of these kernels, for all later tests"

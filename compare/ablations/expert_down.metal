@@ -1,4 +1,5 @@
-// Decode: rows[s, n] = dot(weight[experts[s], n], hidden[s]), slot TOP_K by the shared expert; not yet weighted.
+// Decode: rows[s, n] = dot(weight[expert[s], n], hidden[s]), slot TOP_K by the shared expert; not yet weighted. The experts
+// come first in `routing`.
 // Grid: (blocks of rows, TOP_K + 1 slots), SIMDGROUPS simdgroups.
 // Bytes: the matrix of TOP_K + 1 experts once, 4 N (TOP_K + 1) written.
 const uint lane = thread_index_in_simdgroup;
@@ -11,7 +12,7 @@ int own_rows[ROWS];
 float sums[ROWS];
 begin_rows<N, ROWS>(own_rows, sums, first);
 if (slot < uint(TOP_K)) {
-  const size_t row = size_t(metal::min(uint(experts[slot]), uint(E) - 1u)) * N;
+  const size_t row = size_t(metal::min(uint(routing[slot]), uint(E) - 1u)) * N;
   add_rows<BITS, GROUP, K, ROWS, LANES>(
       sums, input, weight + row * (K / UNIT * BITS),
       scales_of<BITS, GROUP, K>(weight, size_t(E) * N) + row * (K / GROUP),

@@ -1,8 +1,8 @@
 // Decode: norm, expert choice and one projection (gate or up) of one token, without the activation.
 //   xn = bfloat(x * rsqrt(mean(x^2) + EPS) * norm_weight)
 //   slot s < TOP_K: e = id of the s-th largest of logits[0..E), ties to the higher id; slot TOP_K: the shared expert
-//   rows[s, n] = dot(weight[e, n], xn);  experts[s] = e;  scores as softmax (over the chosen where NORMALISE), and
-//   scores[TOP_K] = sigmoid(logits[E])
+//   rows[s, n] = dot(weight[e, n], xn);  routing: the experts, then the bits of the scores, a softmax (over the chosen where
+//   NORMALISE), and sigmoid(logits[E]) for slot TOP_K
 // Grid: (blocks of rows, TOP_K + 1 slots), SIMDGROUPS simdgroups. As in the engine every threadgroup repeats the norm
 // and the choice; block 0 of a slot writes the slot's expert and score.
 // Bytes: the matrix of TOP_K + 1 experts once; 4 K + 4 E per threadgroup from cache.
@@ -37,14 +37,14 @@ for (int e = thread_id; e < E; e += THREADS) {
 threadgroup_barrier(mem_flags::mem_threadgroup);
 if (block == 0u && thread_id == 0) {
   if (slot == uint(TOP_K)) {
-    scores[TOP_K] = 1.0f / (1.0f + metal::precise::exp(-logits[E]));
+    routing[2 * TOP_K] = as_type<uint>(1.0f / (1.0f + metal::precise::exp(-logits[E])));
   } else {
     float total = 0.0f;
     for (int i = 0; i < (NORMALISE ? TOP_K : E); ++i) {
       total += metal::precise::exp((NORMALISE ? best[NORMALISE ? i : 0] : values[i]) - best[0]);
     }
-    experts[slot] = chosen[slot];
-    scores[slot] = metal::precise::exp(best[slot] - best[0]) / total;
+    routing[slot] = chosen[slot];
+    routing[uint(TOP_K) + slot] = as_type<uint>(metal::precise::exp(best[slot] - best[0]) / total);
   }
 }
 

@@ -23,7 +23,7 @@ _WEIGHTS = ("weight", "shared_weight")
 _PROJECTION = Kernel(
     name="ablation_expert_projection",
     inputs=("x", "norm_weight", "logits", *_WEIGHTS),
-    outputs=("rows", "experts", "scores"),
+    outputs=("rows", "routing"),
     body=f"{_HERE}/expert_projection.metal",
     headers=("metal/include/quantized.h", "metal/include/reduce.h", f"{_HERE}/expert_rows.h"),
 )
@@ -35,14 +35,14 @@ _ACTIVATION = Kernel(
 )
 _DOWN = Kernel(
     name="ablation_expert_down",
-    inputs=("hidden", "experts", *_WEIGHTS),
+    inputs=("hidden", "routing", *_WEIGHTS),
     outputs=("rows",),
     body=f"{_HERE}/expert_down.metal",
     headers=("metal/include/quantized.h", f"{_HERE}/expert_rows.h"),
 )
 _SUM = Kernel(
     name="ablation_expert_sum",
-    inputs=("rows", "scores", "residual"),
+    inputs=("rows", "routing", "residual"),
     outputs=("out",),
     body=f"{_HERE}/expert_sum.metal",
 )
@@ -61,7 +61,7 @@ def unfused_gate_up() -> AbstractContextManager[None]:
         top_k: int,
         eps: float,
         normalise: bool,
-    ) -> tuple[mx.array, mx.array, mx.array]:
+    ) -> tuple[mx.array, mx.array]:
         slots, size = top_k + 1, weights.intermediate
 
         def project(routed: QuantizedWeight, shared: QuantizedWeight) -> list[mx.array]:
@@ -71,12 +71,12 @@ def unfused_gate_up() -> AbstractContextManager[None]:
                 template={**template, "NORMALISE": bool(normalise), "EPS": float(eps)},
                 grid=(32 * _SIMDGROUPS * blocks, slots, 1),
                 threadgroup=(32 * _SIMDGROUPS, 1, 1),
-                output_shapes=[(slots, size), (top_k,), (slots,)],
-                output_dtypes=[mx.float32, mx.uint32, mx.float32],
+                output_shapes=[(slots, size), (top_k + slots,)],
+                output_dtypes=[mx.float32, mx.uint32],
             )
 
-        gate, experts, scores = project(weights.gate, weights.shared_gate)
-        up, _, _ = project(weights.up, weights.shared_up)
+        gate, routing = project(weights.gate, weights.shared_gate)
+        up, _ = project(weights.up, weights.shared_up)
         (hidden,) = _ACTIVATION(
             [gate, up],
             template={"TOTAL": slots * size},
@@ -85,7 +85,7 @@ def unfused_gate_up() -> AbstractContextManager[None]:
             output_shapes=[(slots, size)],
             output_dtypes=[mx.bfloat16],
         )
-        return hidden, experts, scores
+        return hidden, routing
 
     return replaced(decode, experts_gate_up=experts_gate_up)
 
@@ -93,13 +93,11 @@ def unfused_gate_up() -> AbstractContextManager[None]:
 def unfused_down() -> AbstractContextManager[None]:
     """The experts' output projections, and their sum by the routing's scores, as two launches."""
 
-    def experts_down(
-        hidden: mx.array, experts: mx.array, scores: mx.array, weights: ExpertWeights, residual: mx.array
-    ) -> mx.array:
-        top_k, size = experts.size, weights.hidden
+    def experts_down(hidden: mx.array, routing: mx.array, weights: ExpertWeights, residual: mx.array) -> mx.array:
+        top_k, size = routing.size // 2, weights.hidden
         template, blocks = _rows_template(weights.down, weights.shared_down, top_k)
         (rows,) = _DOWN(
-            [hidden, experts, weights.down.packed, weights.shared_down.packed],
+            [hidden, routing, weights.down.packed, weights.shared_down.packed],
             template=template,
             grid=(32 * _SIMDGROUPS * blocks, top_k + 1, 1),
             threadgroup=(32 * _SIMDGROUPS, 1, 1),
@@ -107,7 +105,7 @@ def unfused_down() -> AbstractContextManager[None]:
             output_dtypes=[mx.float32],
         )
         (out,) = _SUM(
-            [rows, scores, residual],
+            [rows, routing, residual],
             template={"TOP_K": top_k, "N": size},
             grid=(_whole(size), 1, 1),
             threadgroup=(_THREADS, 1, 1),

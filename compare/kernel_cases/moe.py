@@ -14,7 +14,9 @@ from lily_mlx.kernels.linear import reference as linear_reference
 from lily_mlx.kernels.moe import (
     experts_down,
     experts_gate_up,
+    join_routing,
     reference,
+    split_routing,
 )
 from lily_mlx.model import ModelConfig
 
@@ -100,7 +102,7 @@ class GateUp(Experts):
     def errors(self, arm: str, inputs: Inputs, outputs: Outputs) -> list[Error]:
         c, w = self.config, inputs["weights"]
         if arm == OURS:
-            hidden, experts, scores = (to_float64(output) for output in outputs)
+            hidden, experts, scores = (to_float64(x) for x in (outputs[0], *split_routing(outputs[1])))
         else:
             routed, experts, scores, shared, shared_score = (to_float64(output) for output in outputs)
             hidden, scores = np.concatenate([routed, shared]), np.concatenate([scores, shared_score])
@@ -158,13 +160,14 @@ class Down(Experts):
             "hidden": source.normal(self.slots, c.expert_size, deviation=0.5),
             "experts": mx.contiguous(order[: c.top_k]),
             "scores": scores,
+            "routing": join_routing(order[: c.top_k], scores),
             "mlx_lm_scores": scores.astype(mx.bfloat16),
             "residual": source.normal(1, c.hidden_size),
             "read": source.integers(c.experts, self.slots),
         }
 
     def ours(self, inputs: Inputs) -> Outputs:
-        return [experts_down(*(inputs[name] for name in ("hidden", "experts", "scores", "weights", "residual")))]
+        return [experts_down(*(inputs[name] for name in ("hidden", "routing", "weights", "residual")))]
 
     def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
         w, k, hidden, scores = inputs["weights"], self.config.top_k, inputs["hidden"], inputs["mlx_lm_scores"]

@@ -11,7 +11,7 @@ import numpy as np
 from lily_mlx.fallback import kernel, replacement
 from lily_mlx.kernels.linear import QuantizedWeight
 from lily_mlx.kernels.linear import reference as linear_reference
-from lily_mlx.kernels.moe import ExpertWeights, Routing, reference
+from lily_mlx.kernels.moe import ExpertWeights, Routing, join_routing, reference, split_routing
 from lily_mlx.kernels.moe.policy import ONE_LAUNCH_ROWS
 
 from .check import Check, Output, close, equal
@@ -68,7 +68,8 @@ def _gate_up(sizes: Sizes) -> list[Output]:
     source = Source("gate_up")
     weights, x, gain = make_weights(source, sizes), source.normal(1, sizes.hidden), source.gain(sizes.hidden)
     logits = logits_of(source, sizes, 1)
-    hidden, experts, scores = kernel("moe.experts_gate_up")(x, gain, logits, weights, sizes.top_k, EPS, True)
+    hidden, routing = kernel("moe.experts_gate_up")(x, gain, logits, weights, sizes.top_k, EPS, True)
+    experts, scores = split_routing(routing)
     want_experts, want_scores = reference.select_experts(to_float64(logits), sizes.top_k, True)
     columns = sample(sizes.expert_size, _OUTPUTS)
     normed = reference.rms_norm(to_float64(x), to_float64(gain), EPS)[0]
@@ -90,7 +91,7 @@ def _down(sizes: Sizes) -> list[Output]:
     weights, hidden = make_weights(source, sizes), source.normal(sizes.top_k + 1, sizes.expert_size)
     experts = mx.random.permutation(sizes.experts, key=mx.random.key(2))[: sizes.top_k].astype(mx.uint32)
     scores, residual = source.uniform(0, 1, sizes.top_k + 1), source.normal(1, sizes.hidden)
-    got = kernel("moe.experts_down")(hidden, experts, scores, weights, residual)
+    got = kernel("moe.experts_down")(hidden, join_routing(experts, scores), weights, residual)
     rows = sample(sizes.hidden, _OUTPUTS)
     want, values, share = to_float64(residual)[0, rows], to_float64(hidden), to_float64(scores)
     for slot, expert in enumerate([*to_float64(experts).tolist(), None]):

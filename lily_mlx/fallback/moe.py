@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from lily_mlx.kernels.linear import QuantizedWeight
-from lily_mlx.kernels.moe import ExpertWeights, Routing, policy
+from lily_mlx.kernels.moe import ExpertWeights, Routing, join_routing, policy, split_routing
 from lily_mlx.kernels.moe.routing import block_capacity
 
 from .linear import product, rms_norm
@@ -29,19 +29,18 @@ def experts_gate_up(
     top_k: int,
     eps: float,
     normalise: bool,
-) -> tuple[mx.array, mx.array, mx.array]:
+) -> tuple[mx.array, mx.array]:
     """Norm, expert choice, gate and up projections and SwiGLU of one token."""
     experts, scores = select_experts(logits, top_k, normalise)
     rows = mx.repeat(rms_norm(x, norm_weight, eps), top_k, axis=0)
     hidden = _swiglu(_by_expert(rows, weights.gate, experts[0]), _by_expert(rows, weights.up, experts[0]))
     shared = _swiglu(product(rows[:1], weights.shared_gate), product(rows[:1], weights.shared_up))
-    return mx.concatenate([hidden, shared]), experts[0], scores[0]
+    return mx.concatenate([hidden, shared]), join_routing(experts[0], scores[0])
 
 
-def experts_down(
-    hidden: mx.array, experts: mx.array, scores: mx.array, weights: ExpertWeights, residual: mx.array
-) -> mx.array:
+def experts_down(hidden: mx.array, routing: mx.array, weights: ExpertWeights, residual: mx.array) -> mx.array:
     """Down projections of one token's experts, weighted by their scores and added to the residual."""
+    experts, scores = split_routing(routing)
     down = mx.concatenate([_by_expert(hidden[:-1], weights.down, experts), product(hidden[-1:], weights.shared_down)])
     total = residual.astype(mx.float32) + mx.sum(scores[:, None] * down, axis=0, keepdims=True)
     return total.astype(mx.bfloat16)

@@ -98,7 +98,7 @@ def moe_step(weights: MoEWeights, config: ModelConfig, x: mx.array) -> mx.array:
     """Mixture of experts with its residual: x bfloat16 [1, H] to the same. 3 launches."""
     eps = config.norm_eps
     logits = norm_project(x, weights.in_norm, weights.router, eps, out_dtype=mx.float32)
-    hidden, experts, scores = experts_gate_up(
+    hidden, routing = experts_gate_up(
         x, weights.in_norm, logits, weights.experts, config.top_k, eps, config.normalise_scores
     )
-    return experts_down(hidden, experts, scores, weights.experts, x)
+    return experts_down(hidden, routing, weights.experts, x)

@@ -17,6 +17,7 @@ from lily_mlx.kernels.deltanet import reference as deltanet_reference
 from lily_mlx.kernels.linear import reference as linear_reference
 from lily_mlx.kernels.moe import reference as moe_reference
 from lily_mlx.kernels.moe import route as kernel_route
+from lily_mlx.kernels.moe import split_routing
 from lily_mlx.kernels.sampling import Settings
 from lily_mlx.kernels.sampling import reference as sampling_reference
 from tests.kernels.attention import layer
@@ -47,7 +48,8 @@ def test_every_public_function_of_the_kernels_has_one():
         for name in getattr(kernels, family).__all__
         if inspect.isfunction(getattr(getattr(kernels, family), name))
     }
-    assert set(fallback.NAMES) == launching - {"attention.capacity_for", "attention.empty_cache"}
+    plain = {"attention.capacity_for", "attention.empty_cache", "moe.join_routing", "moe.split_routing"}
+    assert set(fallback.NAMES) == launching - plain
 
 
 class TestLinear:
@@ -252,12 +254,13 @@ class TestMoE:
         weights, dense = make_experts(generator, 6, 64, 128, formats)
         x, residual = (bf16(generator.normal(size=(1, 128))) for _ in range(2))
         gain, logits = bf16(generator.uniform(0.5, 1.5, 128)), mx.array(generator.normal(size=(1, 7)), mx.float32)
-        got = moe.experts_gate_up(x, gain, logits, weights, 3, EPS, normalise)
+        got_hidden, routing = moe.experts_gate_up(x, gain, logits, weights, 3, EPS, normalise)
+        got = (got_hidden, *split_routing(routing))
         want = moe_reference.experts_gate_up(*arrays(x, gain, logits), dense, 3, EPS, normalise)
         assert_close("hidden", got[0], want[0], 1e-2)
         assert np.array_equal(to_numpy(got[1]), want[1])
         assert_close("scores", got[2], want[2], 1e-5)
-        out = moe.experts_down(*got, weights, residual)
+        out = moe.experts_down(got_hidden, routing, weights, residual)
         hidden, experts, scores = arrays(*got)
         assert_close(
             "out", out, moe_reference.experts_down(hidden, experts, scores, dense, to_numpy(residual)), ROUNDED

@@ -12,6 +12,13 @@ inline size_t expert_groups(uint expert) {
   return size_t(expert) * size_t(ROWS) * size_t(K / GROUP);
 }
 
+// A decode step's choice is one array of words: the experts of the TOP_K slots, then the bits of the scores of these slots
+// and of the shared expert's, slot TOP_K. Where a slot's score stands:
+template <int TOP_K>
+inline uint score_index(uint slot) {
+  return uint(TOP_K) + slot;
+}
+
 inline float sigmoid(float x) {
   return 1.0f / (1.0f + metal::precise::exp(-x));
 }

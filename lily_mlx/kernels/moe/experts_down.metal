@@ -1,6 +1,6 @@
 // Decode, one token: the second half of the experts, weighted and added up.
-//   out[h] = bfloat(residual[h] + sum over slots s of scores[s] * dot(down[experts[s], h], hidden[s]))
-// where slot TOP_K is the shared expert. float32 until the one rounding; slots are added in order.
+//   out[h] = bfloat(residual[h] + sum over slots s of score[s] * dot(down[expert[s], h], hidden[s]))
+// where slot TOP_K is the shared expert; experts and scores are in `routing`, see score_index. float32 until the one rounding; slots are added in order.
 // Grid: one threadgroup per ROWS * 32 / LANES values of h. One simdgroup per slot (16 at most, then they take turns):
 // all slots' weights are read at the same time.
 // Bytes: the down matrices of TOP_K + 1 experts once; 2 (TOP_K + 1) I per threadgroup from cache.
@@ -22,7 +22,7 @@ for (int slot = int(simdgroup_index_in_threadgroup); slot <= TOP_K; slot += SIMD
     sums[i] = 0.0f;
   }
   if (slot < TOP_K) {
-    const uint expert = metal::min(uint(experts[slot]), uint(E - 1));
+    const uint expert = metal::min(uint(routing[slot]), uint(E - 1));
     const size_t word = expert_words<H, I, BITS>(expert);
     const size_t group = expert_groups<H, I, GROUP>(expert);
     const device bfloat* scales = scales_of<BITS, GROUP, I>(down, ROUTED_ROWS) + group;
@@ -39,7 +39,7 @@ for (int slot = int(simdgroup_index_in_threadgroup); slot <= TOP_K; slot += SIMD
     accumulate_rows<SHARED_BITS, SHARED_GROUP, I, ROWS, LANES, 1>(
         sums, ahead, hidden + slot * I, shared_down, scales, biases, rows, row_lane);
   }
-  const float score = scores[slot];
+  const float score = as_type<float>(uint(routing[score_index<TOP_K>(uint(slot))]));
   for (int i = 0; i < ROWS; ++i) {
     const float sum = lanes_sum<LANES>(sums[i]);
     if (row_lane == 0) {

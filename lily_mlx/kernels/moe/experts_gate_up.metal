@@ -2,8 +2,8 @@
 //   xn = bfloat(x * rsqrt(mean(x^2) + EPS) * norm_weight)
 //   slot s < TOP_K: e = id of the s-th largest of logits[0..E), ties to the higher id; slot TOP_K: the shared expert
 //   hidden[s, i] = bfloat(swiglu(dot(gate[e, i], xn), dot(up[e, i], xn)))
-//   experts[s] = e; scores[s] = softmax of the logit (over the chosen where NORMALISE, else over all E);
-//   scores[TOP_K] = sigmoid(logits[E])
+//   routing: the expert e of each slot, then the bits of the slots' scores (score_index): softmax of the logit (over the
+//   chosen where NORMALISE, else over all E), and sigmoid(logits[E]) for slot TOP_K
 // Grid: (blocks of SIMDGROUPS * ROWS * 32 / LANES rows of I, TOP_K + 1 slots). LANES lanes share ROWS gate rows and the
 // same ROWS up rows. Every threadgroup repeats the norm and the choice (it needs nothing from the others); block 0 of a
 // slot writes the slot's expert and score.
@@ -37,13 +37,13 @@ if (slot < uint(TOP_K) && simd_group == 0u) {
   if (lane == slot) {
     chosen[0] = expert;
     if (block == 0u) {
-      experts[slot] = expert;
-      scores[slot] = score;
+      routing[slot] = expert;
+      routing[score_index<TOP_K>(slot)] = as_type<uint>(score);
     }
   }
 }
 if (slot == uint(TOP_K) && block == 0u && thread_id == 0) {
-  scores[TOP_K] = sigmoid(logits[E]);
+  routing[score_index<TOP_K>(slot)] = as_type<uint>(sigmoid(logits[E]));
 }
 
 // RMSNorm into threadgroup memory, 8 values at a time.

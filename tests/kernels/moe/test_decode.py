@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from lily_mlx.kernels.moe import experts_down, experts_gate_up, reference
+from lily_mlx.kernels.moe import experts_down, experts_gate_up, join_routing, reference, split_routing
 from tests.support import BFLOAT16_TOLERANCE, FLOAT32_TOLERANCE, assert_close, bf16, rng, to_numpy
 
 from .experts import FORMATS, MIXED, UNIFORM, Format, make_experts
@@ -42,7 +42,8 @@ def run(
     x = bf16(generator.normal(0.0, 3.0, (1, hidden)))
     norm_weight = bf16(generator.uniform(0.5, 1.5, hidden))
     logits = generator.normal(0.0, 2.0, (1, experts + 1)).astype(np.float32)
-    got = experts_gate_up(x, norm_weight, mx.array(logits), weights, top_k, EPS, normalise)
+    got_hidden, routing = experts_gate_up(x, norm_weight, mx.array(logits), weights, top_k, EPS, normalise)
+    got = (got_hidden, *split_routing(routing))
     want = reference.experts_gate_up(
         to_numpy(x), to_numpy(norm_weight), logits.astype(np.float64), dense, top_k, EPS, normalise
     )
@@ -51,7 +52,7 @@ def run(
     assert_close("scores", got[2], want[2], FLOAT32_TOLERANCE / 10)
 
     residual = bf16(generator.normal(0.0, 0.1, (1, hidden)))
-    out = experts_down(*got, weights, residual)
+    out = experts_down(got_hidden, routing, weights, residual)
     want_out = reference.experts_down(to_numpy(got[0]), want[1], to_numpy(got[2]), dense, to_numpy(residual))
     assert_close("out", out, want_out, BFLOAT16_TOLERANCE / 4)
 
@@ -88,7 +89,8 @@ def test_each_slot_uses_its_own_expert() -> None:
     weights, dense = make_experts(generator, 64, 64, 64, MIXED_SMALL)
     x = bf16(generator.normal(0.0, 1.0, (1, 64)))
     ones = mx.ones((64,), dtype=mx.bfloat16)
-    hidden, experts, scores = experts_gate_up(x, ones, mx.zeros((1, 65)), weights, 8, EPS, True)
+    hidden, routing = experts_gate_up(x, ones, mx.zeros((1, 65)), weights, 8, EPS, True)
+    experts, scores = split_routing(routing)
     assert to_numpy(experts).tolist() == [63, 62, 61, 60, 59, 58, 57, 56]
     np.testing.assert_allclose(to_numpy(scores), [0.125] * 8 + [0.5], rtol=1e-6)
     want = reference.experts_gate_up(to_numpy(x), np.ones(64), np.zeros((1, 65)), dense, 8, EPS, True)
@@ -100,8 +102,8 @@ def test_logits_that_are_not_numbers() -> None:
     weights, _ = make_experts(generator, 8, 64, 64)
     x = bf16(generator.normal(0.0, 1.0, (1, 64)))
     ones = mx.ones((64,), dtype=mx.bfloat16)
-    _, experts, _ = experts_gate_up(x, ones, mx.full((1, 9), float("nan")), weights, 4, EPS, True)
-    assert to_numpy(experts).tolist() == [7, 6, 5, 4]
+    _, routing = experts_gate_up(x, ones, mx.full((1, 9), float("nan")), weights, 4, EPS, True)
+    assert to_numpy(split_routing(routing)[0]).tolist() == [7, 6, 5, 4]
 
 
 def test_large_activations_saturate() -> None:
@@ -110,7 +112,7 @@ def test_large_activations_saturate() -> None:
     weights, dense = make_experts(generator, 4, 64, 64)
     x = bf16(generator.normal(0.0, 1.0, (1, 64)))
     gain = mx.full((64,), 3000.0, dtype=mx.bfloat16)
-    hidden, *_ = experts_gate_up(x, gain, mx.zeros((1, 5)), weights, 2, EPS, True)
+    hidden, _ = experts_gate_up(x, gain, mx.zeros((1, 5)), weights, 2, EPS, True)
     with np.errstate(over="ignore"):
         want = reference.experts_gate_up(to_numpy(x), to_numpy(gain), np.zeros((1, 5)), dense, 2, EPS, True)
     assert_close("hidden", hidden, want[0], BFLOAT16_TOLERANCE / 2)
@@ -126,6 +128,17 @@ def test_mixed_format_is_deterministic() -> None:
         experts_down(*experts_gate_up(x, ones, logits, weights, 4, EPS, True), weights, residual) for _ in range(2)
     )
     assert mx.array_equal(first, second).item()
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 4, 8])
+def test_a_routing_keeps_every_bit(top_k: int) -> None:
+    experts = mx.arange(top_k, dtype=mx.uint32) + 250
+    scores = mx.array(rng(top_k).standard_normal(top_k + 1).astype(np.float32))
+    routing = join_routing(experts, scores)
+    assert (routing.dtype, routing.shape) == (mx.uint32, (2 * top_k + 1,))
+    got_experts, got_scores = split_routing(routing)
+    assert mx.array_equal(got_experts, experts).item()
+    assert mx.array_equal(got_scores, scores).item()
 
 
 @pytest.mark.parametrize(
@@ -158,18 +171,18 @@ def test_gate_up_errors(change: dict[str, object], message: str) -> None:
     ("index", "array", "message"),
     [
         (0, mx.zeros((2, 64), mx.bfloat16), "hidden is .* expected .*\\(3, 64\\)"),
-        (1, mx.zeros((2,), mx.int32), "experts is .*int32"),
-        (2, mx.zeros((2,)), "scores is .* expected .*\\(3,\\)"),
-        (4, mx.zeros((1, 32), mx.bfloat16), "residual is"),
+        (1, mx.zeros((5,), mx.int32), "routing is .*int32"),
+        (1, mx.zeros((4,), mx.uint32), "routing is .* expected .*\\(5,\\)"),
+        (1, mx.zeros((1,), mx.uint32), "routing holds 0 experts; expected 1 to 8"),
+        (3, mx.zeros((1, 32), mx.bfloat16), "residual is"),
     ],
-    ids=["hidden", "experts", "scores", "residual"],
+    ids=["hidden", "signed", "a word short", "no experts", "residual"],
 )
 def test_down_errors(index: int, array: mx.array, message: str) -> None:
     weights, _ = make_experts(rng(8), 8, 64, 64)
     arguments = [
         mx.zeros((3, 64), mx.bfloat16),
-        mx.zeros((2,), mx.uint32),
-        mx.zeros((3,)),
+        mx.zeros((5,), mx.uint32),
         weights,
         mx.zeros((1, 64), mx.bfloat16),
     ]

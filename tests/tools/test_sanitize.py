@@ -27,11 +27,17 @@ BAD = """========= COMPUTE-SANITIZER
 =========
 ========= ERROR SUMMARY: 2 errors
 """
+COPY = """========= Host API memory access error at host access to 0x48ea0b3600 of size 16,384 bytes
+=========     Uninitialized access to 0x48ea0b5a00 on access by cudaMemcpy source
+=========
+"""
 
 
 @pytest.mark.parametrize(
     ("log", "errors", "by_kernel"),
     [
+        pytest.param(COPY + CLEAN.replace("0", "1"), 0, {}, id="a-copy-to-the-host"),
+        pytest.param(COPY + BAD.replace("SUMMARY: 2", "SUMMARY: 3"), 2, {"norm_project": 2}, id="a-copy-and-reports"),
         pytest.param(CLEAN, 0, {}, id="clean"),
         pytest.param(RACES, 0, {}, id="clean-racecheck"),
         pytest.param(BAD, 2, {"norm_project": 2}, id="two-reports-of-one-kernel"),

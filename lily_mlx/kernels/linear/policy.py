@@ -143,14 +143,13 @@ _TILES = (
 _CUDA_TILES = (
     MatmulPlan(128, 128, 32, (2, 2, 1)),
     MatmulPlan(64, 64, 64, (2, 2, 1)),
-    MatmulPlan(32, 64, 128, (1, 2, 2)),
-    MatmulPlan(32, 32, 128, (1, 1, 4)),
-    MatmulPlan(16, 32, 256, (1, 1, 4)),
-    MatmulPlan(16, 16, 256, (1, 1, 4)),
+    MatmulPlan(64, 32, 64, (2, 1, 2)),
+    MatmulPlan(32, 32, 128, (1, 1, 4), ahead=2),
+    MatmulPlan(16, 16, 256, (1, 1, 4), ahead=4),
 )
 DEVICES = {
     "apple": DevicePolicy(rows=4, fill=256, ahead=1, simdgroups=4, tiles=_TILES, fill_tiles=64),
-    "cuda": DevicePolicy(rows=4, fill=1536, ahead=2, simdgroups=4, tiles=_CUDA_TILES, fill_tiles=128),
+    "cuda": DevicePolicy(rows=4, fill=1536, ahead=2, simdgroups=4, tiles=_CUDA_TILES, fill_tiles=200),
     "cpu": DevicePolicy(rows=4, fill=16, ahead=2, simdgroups=4, tiles=_TILES, fill_tiles=2),
 }
 

@@ -62,7 +62,7 @@ _CUDA_GATE_UP = (
     GroupedTile(128, 64, 32, 1, 4),
 )
 _CUDA_DOWN = (
-    GroupedTile(16, 64, 128, 1, 4),
+    GroupedTile(16, 128, 64, 1, 4),
     GroupedTile(32, 64, 64, 1, 4),
     GroupedTile(64, 128, 32, 1, 4),
     GroupedTile(128, 128, 32, 1, 4),

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-ENGINES = ("lily_mlx", "mlx_lm", "mlx_lm+metal")
+ENGINES = ("lily_mlx", "mlx_lm", "mlx_lm+metal", "mlx_lm+lily_mlx")
 WARM_UP_STEPS = 8
 
 Clock = Callable[[], float]
@@ -124,6 +124,10 @@ def make_arm(engine: str, model_name: str, seed: int, layers: int | None = None)
 
         install_gated_delta()
         return MlxLmArm(load_mlx_lm(model_name, seed, layers), seed)
+    if engine == "mlx_lm+lily_mlx":
+        from lily_mlx import accelerate
+
+        return AcceleratedArm(accelerate(load_mlx_lm(model_name, seed, layers)), seed)
     raise SystemExit(f"--engines {engine}: choose from {', '.join(ENGINES)}")
 
 
@@ -198,6 +202,15 @@ class MlxLmArm:
             mx.array(tokens, mx.uint32), self.model, max_tokens=steps + WARM_UP_STEPS + 2, prompt_cache=cache
         )
         return _timed_steps((int(token) for token, _ in generator), steps, clock)
+
+
+class AcceleratedArm(MlxLmArm):
+    """mlx-lm's loop on a model that `lily_mlx.accelerate` returned."""
+
+    def decode(self, context: Sequence[int] | int, steps: int, clock: Clock = time.perf_counter) -> Timing:
+        if isinstance(context, int):
+            raise SystemExit("--synthetic-context: mlx_lm+lily_mlx has no caches of random state; use a prompt")
+        return super().decode(context, steps, clock)
 
 
 def _timed_steps(ids: Iterator[int], steps: int, clock: Clock) -> Timing:

@@ -21,6 +21,7 @@ COLOURS = {
     "lily_mlx": "#0969da",
     "mlx_lm": "#bc4c00",
     "mlx_lm+metal": "#8250df",
+    "mlx_lm+lily_mlx": "#bf3989",
     "llama.cpp": "#57606a",
 }
 OTHER_COLOURS = ("#1a7f37", "#a40e26", "#7d4e00", "#0a7080")

@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 PHASES = ("prefill", "decode")
 OWN_ENGINE = "lily_mlx"
 # Where an engine stands in tables and legends; peers, which are not listed, follow.
-ENGINE_ORDER = (OWN_ENGINE, "mlx_lm", "mlx_lm+metal")
+ENGINE_ORDER = (OWN_ENGINE, "mlx_lm+lily_mlx", "mlx_lm", "mlx_lm+metal")
 REQUIRED = ("kind", "date", "commit", "command", "device", "os", "versions", "gate", "rows")
 ROW_FIELDS = {
     "sweep": ("phase", "length", "engine", "tokens_per_s"),

@@ -139,6 +139,8 @@ def _sweep_group(group: Group, speeds: Speeds, page: Page) -> str:
             "mlx_lm+metal: mlx-lm with its own Metal kernels, run through this package's runtime where MLX has none "
             "for the device."
         )
+    if "mlx_lm+lily_mlx" in names:
+        notes.append("mlx_lm+lily_mlx: mlx-lm's own loop on a model that `lily_mlx.accelerate` returned.")
     return text + (" ".join(notes) + "\n\n" if notes else "") + str(citations)
 
 

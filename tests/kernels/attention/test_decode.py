@@ -79,8 +79,10 @@ def test_large_scores_do_not_overflow():
     check_step(200, shape_of(), seed=7, key_scale=128.0, relative=2e-2)
 
 
-def test_rows_after_the_new_one_stay_unwritten():
+def test_rows_after_the_new_one_stay_unwritten(kernel_backend):
     """A second tail part that has no rows yet writes none."""
+    if kernel_backend != "cpu":
+        pytest.skip("only the checked mode of the cpu backend fills outputs with NaN")
     generator, shape, length = rng(5), shape_of((4, 2), head_dim=64), 10
     cache = cache_of(random_rows(generator, length, shape), random_rows(generator, length, shape), shape)
     proj, gains = projection(generator, 1, shape), norms(generator, shape)

@@ -108,9 +108,10 @@ def test_the_parts_of_a_packed_weight_are_what_was_packed(bits, group_size, shap
 def test_the_parts_take_no_memory_of_their_own():
     weight = QuantizedWeight.pack(*random_parts((512, 2048), 4, 64), 4, 64)
     mx.eval(weight.packed)
+    mx.synchronize()  # what packing needed may be freed later still
     before = mx.get_active_memory()
     mx.eval(weight.weight, weight.scales, weight.biases)
-    assert mx.get_active_memory() == before
+    assert mx.get_active_memory() <= before
 
 
 @pytest.mark.parametrize("group_size", GROUP_SIZES)

@@ -100,8 +100,8 @@ table(
 )
 
 # %% [markdown]
-# Expert 16 is the shared one: it comes first, and its rows stand behind all others. The three launches against the
-# definition (`reference.py`, NumPy and `argsort`):
+# Expert 16 is the shared one: it comes first, and its rows stand behind all others. A chunk of at most 64 rows does all
+# three in one launch, by one threadgroup. The launches against the definition (`reference.py`, NumPy and `argsort`):
 
 # %%
 want = reference.route(to_numpy(logits), config.top_k, config.normalise_scores)

@@ -103,14 +103,13 @@ generator = np.random.default_rng(0)
 proj = bf16(generator.normal(size=(1, shape.projection_width)))
 ones = bf16(np.ones(shape.head_dim))
 position = mx.array([300], mx.int32)
-q, tail_keys, tail_values = attention.step_prepare(proj, ones, ones, position, cache, shape, 1e-6)
-cache = replace(cache, tail_keys=tail_keys, tail_values=tail_values)
-
+inputs = (proj, ones, ones, position, cache, shape, 1e-6)
 plan = parts_plan(cache.capacity, shape.group)
 outputs = {}
 for heads, sets in ((8, 1), (4, 2), (2, 4)):
     packed = replace(plan, heads=heads, head_sets=sets, streams=2)
-    outputs[heads] = to_numpy(attention.step_attention(q, cache, position, proj, shape, packed))
+    output, _ = attention.step(*inputs, packed)
+    outputs[heads] = to_numpy(output)
     print(
         f"{heads} heads in a simdgroup, {sets} sets: largest difference to 8 heads",
         np.abs(outputs[heads] - outputs[8]).max(),
@@ -121,8 +120,10 @@ for heads, sets in ((8, 1), (4, 2), (2, 4)):
 
 # %%
 float_cache = reference.KVCache(*(to_numpy(a) for a in (cache.keys, cache.values, cache.tail_keys, cache.tail_values)))
-want = reference.step_attention(to_numpy(q), float_cache, np.array([300]), to_numpy(proj), shape)
-print(f"relative error: {relative_error(attention.step_attention(q, cache, position, proj, shape), want):.1e}")
+float_ones = np.ones(shape.head_dim)
+float_inputs = (to_numpy(proj), float_ones, float_ones, np.array([300]))
+want, float_cache = reference.step(*float_inputs, float_cache, shape, 1e-6)
+print(f"relative error: {relative_error(attention.step(*inputs)[0], want):.1e}")
 
 # %% [markdown]
 # ## Parts
@@ -150,9 +151,10 @@ def in_parts(q, keys, values, rows):
 
 
 keys, values = reference.rows(float_cache, 301)
-whole = in_parts(to_numpy(q)[0], keys[0], values[0], 301)
+queries, _ = reference.prepare(*float_inputs, shape, 1e-6)
+whole = in_parts(queries[0, 0], keys[0], values[0], 301)
 for rows in (1, 7, 64, 128):
-    print(f"parts of {rows:3}: {relative_error(in_parts(to_numpy(q)[0], keys[0], values[0], rows), whole):.0e}")
+    print(f"parts of {rows:3}: {relative_error(in_parts(queries[0, 0], keys[0], values[0], rows), whole):.0e}")
 
 # %% [markdown]
 # How many rows in a part? Few rows: many threadgroups, but each part writes 256 floats and two statistics for every query

@@ -8,8 +8,9 @@ import importlib
 import io
 import json
 import logging
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +20,7 @@ from lily_mlx.metal import KernelError, current_backend, use_backend
 logger = logging.getLogger("lily_mlx")
 
 INTERRUPTED = 130  # the exit code of shells for a program that Ctrl-C ended
+READER_LEFT = 141  # and for one whose output nobody reads any more
 
 
 def run(program: str, args: argparse.Namespace, action: Callable[[argparse.Namespace], None]) -> None:
@@ -27,7 +29,7 @@ def run(program: str, args: argparse.Namespace, action: Callable[[argparse.Names
     Bad input ends with one message on stderr and exit code 1, Ctrl-C with exit code 130; neither shows a traceback.
     """
     try:
-        with use_backend(args.backend) if args.backend else contextlib.nullcontext():
+        with use_backend(args.backend) if args.backend else contextlib.nullcontext(), reader_may_leave():
             current_backend()  # an unknown backend is reported before a model is read
             action(args)
     except KeyboardInterrupt:
@@ -35,6 +37,18 @@ def run(program: str, args: argparse.Namespace, action: Callable[[argparse.Names
     except (ValueError, OSError, KernelError) as error:
         print(f"{program}: error: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Ends the process without a word, exit code 141, when the reader of its output has left (`... | head`)."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would flush what is left once more at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(READER_LEFT)
 
 
 def run_mlx_lm(command: str, arguments: Sequence[str], reason: str) -> None:

@@ -13,6 +13,10 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command `lily_mlx doctor`; ends the process with its exit status."""
+    from lily_mlx.command import reader_may_leave
+
     from .command import run
 
-    raise SystemExit(run(arguments))
+    with reader_may_leave():
+        status = run(arguments)
+    raise SystemExit(status)

@@ -27,7 +27,7 @@ class Engine:
     def __init__(self, model: Model):
         self.model = model
         if replace_failing_kernels():
-            model._compiled.clear()  # what is compiled already holds the kernels
+            model.forget_compiled()
 
     @property
     def looks_ahead(self) -> bool:

@@ -18,9 +18,10 @@ from .choice import Sampling
 from .config import ModelConfig, read_config
 from .decode import StepOutput, decode_step
 from .prefill import all_logits, choose_token, prefill_chunk
-from .weights import ModelWeights, arrays_of, with_arrays
+from .weights import ModelWeights, arrays_of, form_of, with_arrays
 
 MOST_COMPILED_ROWS = 256  # longer chunks keep the device busy while the host prepares their launches
+MOST_COMPILED_CHUNKS = 64  # of different lengths; the one that was not used for the longest time makes room
 LAYERS_AT_ONCE = 4
 
 
@@ -31,6 +32,7 @@ class Model:
     config: ModelConfig
     weights: ModelWeights
     _compiled: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    _compiled_chunks: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def load(cls, directory: Path) -> Model:
@@ -70,6 +72,11 @@ class Model:
     def arrays(self) -> list[mx.array]:
         """All weight arrays."""
         return arrays_of(self.weights)
+
+    def forget_compiled(self) -> None:
+        """Steps and chunks are traced again, with the kernels that are in use then."""
+        self._compiled.clear()
+        self._compiled_chunks.clear()
 
     def step(
         self,
@@ -141,11 +148,13 @@ class Model:
         capacity = capacity_for(completed) if completed > length - length % TAIL_ROWS else 0
         memory = sampling.recent_or_empty(recent)
         key = f"{backend} {rows} {capacity} {sampling.form}"
-        if key not in self._compiled:
-            self._compiled[key] = self._compile_chunk(rows, length, sampling, memory, caches)
+        compiled = self._compiled_chunks.pop(key, None) or self._compile_chunk(rows, length, sampling, memory, caches)
+        self._compiled_chunks[key] = compiled
+        if len(self._compiled_chunks) > MOST_COMPILED_CHUNKS:
+            del self._compiled_chunks[next(iter(self._compiled_chunks))]
         position = mx.array([length], mx.int32)
         arrays = [chunk, position, last, ends, *arrays_of((sampling, memory, caches))]
-        token, position, logits, *rest = self._compiled[key](*arrays)
+        token, position, logits, *rest = compiled(*arrays)
         return StepOutput(token, position, logits, *with_arrays((caches, memory), rest))
 
     def _compile_chunk(
@@ -156,7 +165,7 @@ class Model:
         recent: mx.array | None,
         caches: tuple[LayerCache, ...],
     ) -> Any:
-        like = (sampling, recent, caches)
+        like = form_of((sampling, recent, caches))
 
         def chunk(
             tokens: mx.array, position: mx.array, last: mx.array, fed: mx.array, *arrays: mx.array
@@ -169,7 +178,7 @@ class Model:
         return mx.compile(chunk)
 
     def _compile(self, sampling: Sampling, recent: mx.array | None, caches: tuple[LayerCache, ...]) -> Any:
-        like = (sampling, recent, caches)
+        like = form_of((sampling, recent, caches))
 
         def step(token: mx.array, position: mx.array, *arrays: mx.array) -> list[mx.array]:
             sampling, recent, caches = with_arrays(like, arrays)

@@ -106,6 +106,11 @@ def with_arrays(tree: Tree, arrays: Iterable[mx.array]) -> Tree:
     return rebuilt
 
 
+def form_of(tree: Tree) -> Tree:
+    """The same nesting with an empty array in every place: what `with_arrays` needs of a tree, without its memory."""
+    return with_arrays(tree, [mx.zeros(0)] * len(arrays_of(tree)))
+
+
 # These run for every generated token: the fields of a class are looked up once.
 _known_fields: dict[type, tuple[str, ...]] = {}
 

@@ -101,8 +101,11 @@ def test_compiled_kernels_do_not_name_their_checkout(empty_cache):
     assert str(compiler.SOURCES).encode() not in content
 
 
-def test_missing_compiler_is_named_with_the_remedy(empty_cache, monkeypatch):
+@pytest.mark.parametrize("cxx", [None, "", " "], ids=["unset", "empty", "blank"])
+def test_missing_compiler_is_named_with_the_remedy(cxx, empty_cache, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
+    if cxx is not None:
+        monkeypatch.setenv("CXX", cxx)
     monkeypatch.setenv("PATH", str(empty_cache))
     remedy = "xcode-select --install" if sys.platform == "darwin" else "apt-get install g\\+\\+"
     with pytest.raises(CompilerMissingError, match=f"needs a C\\+\\+ compiler .* PATH.*{remedy}"):

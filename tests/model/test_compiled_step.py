@@ -3,6 +3,7 @@ because without a GPU MLX accepts Metal kernels only while it exports a graph.""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import mlx.core as mx
@@ -92,3 +93,28 @@ def test_step_keeps_shapes_and_dtypes(model):
     assert (after.logits.shape, after.logits.dtype) == ((1, model.config.vocab_size), mx.float32)
     for old, new in zip(arrays_of(before.caches), arrays_of(after.caches), strict=True):
         assert (old.shape, old.dtype) == (new.shape, new.dtype)
+
+
+def test_what_is_compiled_keeps_no_state(model):
+    """One state of the full-size model is 61 MB and more."""
+    state, sampling = first_state(model), make_sampling()
+    array = state.caches[0].state
+    before = sys.getrefcount(array)
+    step = model._compile(sampling, None, state.caches)
+    chunk = model._compile_chunk(7, 0, sampling, None, state.caches)
+    assert sys.getrefcount(array) == before
+    assert step is not chunk
+
+
+def test_chunks_of_many_lengths_make_room_for_each_other(model, monkeypatch):
+    monkeypatch.setattr(model_module, "MOST_COMPILED_CHUNKS", 2)
+    compiled = []
+    compile_chunk = Model._compile_chunk
+    monkeypatch.setattr(
+        Model, "_compile_chunk", lambda self, rows, *rest: compiled.append(rows) or compile_chunk(self, rows, *rest)
+    )
+    engine, state, sampling = Engine(model), first_state(model), make_sampling()
+    with use_backend("metal", tracing=True):
+        for rows in (3, 5, 3, 7, 3, 5):
+            engine.prefill(state, list(range(rows)), sampling)
+    assert compiled == [3, 5, 7, 5]

@@ -49,7 +49,7 @@ def find_compiler() -> Compiler:
     Raises:
         CompilerMissingError: there is none.
     """
-    named = os.environ.get("CXX")
+    named = os.environ.get("CXX", "").strip()
     for name in [named] if named else ["c++", "g++", "clang++"]:
         command = tuple(shlex.split(name))
         if shutil.which(command[0]):

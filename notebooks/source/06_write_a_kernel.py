@@ -161,7 +161,7 @@ for address in ("", "device"):
 # %% [markdown]
 # ## Now change a kernel of the engine
 #
-# `rms_norm.metal` is one of the shortest. One simdgroup takes a row in pieces of 8 values, because 16 bytes are the
+# `rms_norm.metal` is one of the shortest. A threadgroup takes a row in pieces of 8 values, because 16 bytes are the
 # widest load:
 
 # %%
@@ -177,15 +177,15 @@ from lily_mlx.kernels.linear import reference
 
 original = path.read_text()
 changed = (
-    original.replace("  float squares = 0.0f;\n", "  float squares = 0.0f;\n  float more = 0.0f;\n")
+    original.replace("float squares = 0.0f;\n", "float squares = 0.0f;\nfloat more = 0.0f;\n")
     .replace(
         "      squares = metal::fma(values[i], values[i], squares);",
         "      if (i % 2) { more = metal::fma(values[i], values[i], more); } else { squares = metal::fma(values[i], values[i], squares); }",
     )
-    .replace("simd_sum(squares)", "simd_sum(squares + more)")
+    .replace("threadgroup_sum<SIMDGROUPS>(squares,", "threadgroup_sum<SIMDGROUPS>(squares + more,")
 )
 assert changed.count("more") == 4
-header = (ROOT / "lily_mlx/metal/include/quantized.h").read_text()
+header = "".join((ROOT / "lily_mlx/metal/include" / name).read_text() for name in ("quantized.h", "reduce.h"))
 
 M, K = 64, 2048
 rows, gain = bf16(generator.normal(size=(M, K))), bf16(generator.uniform(0.5, 1.5, K))
@@ -196,7 +196,7 @@ def rms_norm(text):
     kernel = Kernel.from_source("rms_norm", ["x", "weight"], ["out"], text, header=header)
 
     def launch(a, w):
-        return kernel([a, w], template={"K": K, "SIMDGROUPS": 4, "EPS": 1e-6}, grid=(32 * M, 1, 1), threadgroup=(128, 1, 1),
+        return kernel([a, w], template={"K": K, "SIMDGROUPS": 4, "EPS": 1e-6}, grid=(128 * M, 1, 1), threadgroup=(128, 1, 1),
                       output_shapes=[a.shape], output_dtypes=[mx.bfloat16])  # fmt: skip
 
     return launch

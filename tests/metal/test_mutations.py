@@ -83,7 +83,8 @@ def combine_parts() -> Operation:
     values = np.einsum("hp,hpd->hd", weights, partial) / (weights * stats[..., 1]).sum(1, keepdims=True)
     gates = to_numpy(proj)[0, : 2 * 2 * 64].reshape(2, 2, 64)[:, 1]
     expected = (values / (1 + np.exp(-gates))).reshape(1, -1)
-    arrays = [mx.array(partial), mx.array(stats), proj]
+    joined = np.concatenate([partial.ravel(), stats.ravel()]).reshape(2, PARTS, 64 + 2)  # one array for the two
+    arrays = [mx.array(joined), proj]
     return Operation(lambda *arrays: combine(*arrays, ATTENTION), arrays, expected)
 
 

@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -41,14 +42,38 @@ def run(program: str, args: argparse.Namespace, action: Callable[[argparse.Names
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Ends the process without a word, exit code 141, when the reader of its output has left (`... | head`)."""
+    """Ends the process without a word, exit code 141, when the reader of its output has left (`... | head`).
+
+    A broken pipe of another kind stays an error.
+    """
     try:
         yield
-        sys.stdout.flush()
     except BrokenPipeError:
-        # Python would flush what is left once more at its end, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not _reader_left():
+            raise
         sys.exit(READER_LEFT)
+    finally:
+        left = _reader_left()
+    if left:
+        sys.exit(READER_LEFT)
+
+
+def _reader_left() -> bool:
+    """Whether nobody reads standard output any more; what is left to write is then dropped."""
+    try:
+        sys.stdout.flush()
+        pipe = select.poll()
+        pipe.register(sys.stdout, select.POLLOUT)
+        left = any(event & (select.POLLERR | select.POLLHUP) for _, event in pipe.poll(0))
+    except BrokenPipeError:
+        left = True
+    except (OSError, ValueError):  # no file, as in a notebook, or closed
+        return False
+    if left:
+        # Python would flush once more at its end, and complain.
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    return left
 
 
 def run_mlx_lm(command: str, arguments: Sequence[str], reason: str) -> None:

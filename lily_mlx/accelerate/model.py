@@ -151,11 +151,13 @@ def _why_not(model: nn.Module) -> str | None:
 def _settings(model: Any) -> dict[str, Any]:
     """What `config.json` says, from the arguments that mlx_lm made of it."""
     settings: dict[str, Any] = {"model_type": model.model_type, "text_config": dict(model.args.text_config)}
-    quantised = [module for module in model.modules() if hasattr(module, "bits") and hasattr(module, "group_size")]
-    if quantised:
-        modes = {getattr(module, "mode", "affine") for module in quantised}
+    named = {name: module for name, module in model.named_modules() if hasattr(module, "bits")}
+    encodings = {name: {"bits": module.bits, "group_size": module.group_size} for name, module in named.items()}
+    if encodings:
+        modes = {getattr(module, "mode", "affine") for module in named.values()}
         mode = "affine" if modes == {"affine"} else "+".join(sorted(modes))
-        settings["quantization"] = {"bits": quantised[0].bits, "group_size": quantised[0].group_size, "mode": mode}
+        # Each weight has an entry of its own, so the default is that of none.
+        settings["quantization"] = {**next(iter(encodings.values())), "mode": mode, **encodings}
     return settings
 
 

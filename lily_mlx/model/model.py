@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from lily_mlx.kernels.attention import TAIL_ROWS, capacity_for
+from lily_mlx.kernels.attention import TAIL_ROWS, KVCache, capacity_for
 from lily_mlx.metal import current_backend
 
 from .cache import LayerCache, empty_caches
@@ -21,7 +21,7 @@ from .prefill import all_logits, choose_token, prefill_chunk
 from .weights import ModelWeights, arrays_of, form_of, with_arrays
 
 MOST_COMPILED_ROWS = 256  # longer chunks keep the device busy while the host prepares their launches
-MOST_COMPILED_CHUNKS = 64  # of different lengths; the one that was not used for the longest time makes room
+MOST_COMPILED_CHUNKS = 64  # of different rows, capacities and samplings; the one not used for longest makes room
 LAYERS_AT_ONCE = 4
 
 
@@ -142,12 +142,13 @@ class Model:
             x, caches = self.prefill_chunk(tokens, length, caches, last)
             return choose_token(self.weights, self.config, x, total, caches, sampling, last, ends, recent)
         chunk = mx.array(tokens, mx.uint32)
-        # What the launches depend on besides the arrays' shapes: whether a block of rows is completed, and the
-        # capacity that holds it.
+        # What the launches depend on besides the rows: whether a block of rows is completed, the capacity that holds
+        # it, and that of the cache that comes in, for which `length` stands in the trace.
         completed = total - total % TAIL_ROWS
         capacity = capacity_for(completed) if completed > length - length % TAIL_ROWS else 0
         memory = sampling.recent_or_empty(recent)
-        key = f"{backend} {rows} {capacity} {sampling.form}"
+        room = next((cache.capacity for cache in caches if isinstance(cache, KVCache)), 0)
+        key = f"{backend} {rows} {room} {capacity} {sampling.form}"
         compiled = self._compiled_chunks.pop(key, None) or self._compile_chunk(rows, length, sampling, memory, caches)
         self._compiled_chunks[key] = compiled
         if len(self._compiled_chunks) > MOST_COMPILED_CHUNKS:

@@ -48,9 +48,24 @@ def test_large_weights_are_in_memory_once():
     own = [layer.mixer.in_proj.packed.nbytes + layer.moe.router.packed.nbytes for layer in layers]
     packed = sum(array.nbytes for array in fast.lily_model.arrays)
     print(f"{grown} bytes more, {sum(own)} of them joined; {packed} bytes of weights")
-    assert grown <= sum(own) + 0.02 * packed
+    assert grown <= sum(own) + 0.05 * packed  # a second copy of all weights would be 1.0
     for name, array in tree_flatten(model.parameters()):
         assert mx.array_equal(array, values[name]), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "encodings"),
+    [({"tie_word_embeddings": True}, {}), ({}, {"lm_head": (8, 64)}), ({}, {"lm_head": (6, 64), "o_proj": (8, 32)})],
+    ids=["tied", "wider-head", "several-encodings"],
+)
+def test_weights_of_several_encodings(changes, encodings, close):
+    settings = synthetic.config(num_experts_per_tok=8, **changes)
+    model, exact = (synthetic.random_model(settings, encodings=encodings)[0] for _ in range(2))
+    exact.set_dtype(mx.float32)
+    fast = accelerate(model)
+    assert type(fast).__name__ == f"Accelerated{type(exact).__name__}"
+    inputs = mx.array([tokens(7)])
+    close(fast(inputs), exact(inputs))
 
 
 def test_accelerating_twice_changes_nothing(fast):

@@ -118,3 +118,13 @@ def test_chunks_of_many_lengths_make_room_for_each_other(model, monkeypatch):
         for rows in (3, 5, 3, 7, 3, 5):
             engine.prefill(state, list(range(rows)), sampling)
     assert compiled == [3, 5, 7, 5]
+
+
+def test_a_short_context_after_a_long_one_with_as_many_rows(model):
+    """The trace of a chunk holds the length of the context that it was traced with."""
+    engine, sampling = Engine(model), make_sampling()
+    with use_backend("metal", tracing=True):
+        for length in (600, 20, 300, 600):
+            state = engine.prefill(engine.empty(), [1] * length, sampling)
+            assert engine.prefill(state, [1] * 10, sampling).length == length + 10
+            assert engine.prefill(state, [1] * 120, sampling).length == length + 120

@@ -82,6 +82,9 @@ def said(failed: list[str]) -> str:
     [
         pytest.param(CLEAN, said([]), None, id="clean"),
         pytest.param(BAD, said([]), "2 errors, of which 2 name a kernel of ours", id="errors"),
+        pytest.param(
+            CLEAN.replace("0", "3"), said([]), "3 errors, of which 0 name a kernel of ours", id="errors-of-nobody"
+        ),
         pytest.param(CLEAN, said(["embed [3]: wrong"]), "embed [3]: wrong", id="a-failed-check"),
         pytest.param(CLEAN, "Killed", "the checks ended early (exit status 0): Killed", id="killed"),
         pytest.param("", said([]), "its log has no summary", id="no-summary"),
@@ -91,4 +94,4 @@ def test_what_goes_wrong_is_said(tool, log, printed, problem):
     names, found, problems = sanitize.run(["memcheck"], tool(log, printed))
     assert problems == ([f"memcheck: {problem}"] if problem else [])
     assert names == ([] if printed == "Killed" else ["embed", "norm_project"])
-    assert ("memcheck" in found) == (printed != "Killed" and bool(log))
+    assert ("memcheck" in found) == (printed == said([]) and log in (CLEAN, BAD))

@@ -3,7 +3,8 @@
     python tools/gpu/sanitize.py [--tools memcheck racecheck initcheck synccheck] [--evidence FILE] [--logs DIRECTORY]
 
 Each tool watches one process that runs every check of `lily_mlx doctor` at its small sizes; the tools run side by side.
-A kernel's result counts the reports that name it. Exit status 1 if any tool reports an error or a check fails.
+A kernel's result counts the reports that name it. A tool whose errors name no kernel, or under which a check fails,
+is left out of the result. Exit status 1 if any tool reports an error or a check fails.
 """
 
 from __future__ import annotations
@@ -108,9 +109,12 @@ def run(tools: Sequence[str], logs: Path) -> tuple[list[str], dict[str, dict[str
         if errors is None:
             problems.append(f"{tool}: its log has no summary")
             continue
+        named = sum(by_kernel.values())
         if errors:
-            problems.append(f"{tool}: {errors} errors, of which {sum(by_kernel.values())} name a kernel of ours")
-        found[tool] = by_kernel
+            problems.append(f"{tool}: {errors} errors, of which {named} name a kernel of ours")
+        # Errors that name no kernel may be anybody's, and a kernel that failed its check did not do its work.
+        if errors <= named and not said["failed"]:
+            found[tool] = by_kernel
     return sorted(names), found, problems
 
 

@@ -20,7 +20,7 @@ class GroupedTile:
     """How the simdgroups of a grouped matmul share a tile of ``rows`` x ``columns`` outputs, ``depth`` of K at a time.
 
     ``simdgroup_rows`` simdgroups stand above each other, ``simdgroup_columns`` beside each other. ``ahead`` steps along
-    K are on their way in registers: short tiles multiply for less time than a read takes.
+    K are on their way in registers.
     """
 
     rows: int

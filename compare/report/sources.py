@@ -228,8 +228,12 @@ class Measurements:
         return {device: sorted(backends) for device, backends in sorted(found.items())}
 
     def speeds(self) -> dict[Group, Speeds]:
-        """Sweep rows, and beside them the peers' rows of the same device and shapes."""
-        groups: dict[Group, Speeds] = {}
+        """Sweep rows, and beside them the peers' rows of the same device and shapes.
+
+        The engines of a row were measured side by side: they are of the newest file that has ours and another; else of
+        the newest that has ours.
+        """
+        found: dict[Group, dict[Point, list[dict[str, Entry]]]] = {}
         for result in self.of_kind("sweep", "peer"):
             own: set[tuple[Point, str]] = set()
             for row in result.rows:
@@ -237,8 +241,11 @@ class Measurements:
                 if (point, row["engine"]) in own:
                     raise ReportError(f"{result.path} has {row['engine']} {point.phase} at {point.length} twice")
                 own.add((point, row["engine"]))
-                group = groups.setdefault(Group(result.device, result.model(row)), {})
-                group.setdefault(point, {})[row["engine"]] = Entry(row, result)
+                files = found.setdefault(Group(result.device, result.model(row)), {}).setdefault(point, [])
+                if not files or next(iter(files[-1].values())).result is not result:
+                    files.append({})
+                files[-1][row["engine"]] = Entry(row, result)
+        groups = {group: {point: _side_by_side(files) for point, files in own.items()} for group, own in found.items()}
         own_groups = {
             g: s for g, s in groups.items() if any(not e.result.is_peer for p in s.values() for e in p.values())
         }
@@ -324,6 +331,18 @@ def _rank(engine: str) -> tuple[int, str]:
 def engines(speeds: Speeds) -> list[str]:
     """Every engine of a group in the order of tables and legends."""
     return sorted({engine for entries in speeds.values() for engine in entries}, key=_rank)
+
+
+def _side_by_side(files: Sequence[dict[str, Entry]]) -> dict[str, Entry]:
+    """The entries of one point from several files, oldest first."""
+    is_peer = [next(iter(entries.values())).result.is_peer for entries in files]
+    measured = [entries for entries, peer in zip(files, is_peer, strict=True) if not peer]
+    measured.sort(key=lambda entries: (OWN_ENGINE in entries, OWN_ENGINE in entries and len(entries) > 1))
+    chosen = measured[-1] if measured else {}
+    for entries, peer in zip(files, is_peer, strict=True):
+        if peer:
+            chosen = {**chosen, **entries}
+    return chosen
 
 
 def _point_order(item: tuple[Point, Any]) -> tuple[Any, ...]:

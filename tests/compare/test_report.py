@@ -140,15 +140,19 @@ def cells(markdown: str) -> list[list[str]]:
 # Merging
 
 
-def test_the_newest_green_result_of_each_engine_wins(folder):
+def test_the_newest_green_result_with_two_engines_wins(folder):
+    """A ratio of speeds from two runs would compare two days."""
+    folder.add("sweep", [speed("decode", 256, "lily_mlx", 9.0), speed("decode", 256, "mlx_lm", 4.0)])
     folder.add("sweep", [speed("decode", 256, "lily_mlx", 10.0), speed("decode", 256, "mlx_lm", 5.0)])
-    folder.add("sweep", [speed("decode", 256, "lily_mlx", 20.0), speed("decode", 512, "lily_mlx", 18.0)])
+    folder.add("sweep", [speed("decode", 512, "lily_mlx", 15.0), speed("decode", 512, "mlx_lm", 6.0)], gate=RED)
+    folder.add("sweep", [speed("decode", 256, "lily_mlx", 20.0), speed("decode", 512, "lily_mlx", 17.0)])
+    folder.add("sweep", [speed("decode", 256, "mlx_lm", 7.0), speed("decode", 512, "lily_mlx", 18.0)])
     folder.add("sweep", [speed("decode", 256, "lily_mlx", 99.0)], gate=RED)
     speeds = folder.measurements().speeds()[FULL]
     assert {
         point: {e: entry.row["tokens_per_s"] for e, entry in entries.items()} for point, entries in speeds.items()
     } == {
-        Point("decode", 256): {"lily_mlx": 20.0, "mlx_lm": 5.0},
+        Point("decode", 256): {"lily_mlx": 10.0, "mlx_lm": 5.0},
         Point("decode", 512): {"lily_mlx": 18.0},
     }
 
@@ -403,7 +407,7 @@ def test_check_fails_until_the_report_is_written(folder, capsys):
         folder.command("--check")
     folder.command()
 
-    folder.add("sweep", [speed("decode", 256, "lily_mlx", 600.0)])
+    folder.add("sweep", [speed("decode", 256, "lily_mlx", 600.0), speed("decode", 256, "mlx_lm", 50.0)])
     with pytest.raises(SystemExit, match="docs/plots/decode-nvidia-h200"):
         folder.command("--check")
 
@@ -523,7 +527,7 @@ def test_colours_stand_out_from_the_background(colour, least):
 def test_a_fingerprint_changes_with_the_data(folder):
     folder.add_everything()
     before = {plot.name: plots.fingerprint(plot) for plot in figures(folder.measurements()).plots}
-    folder.add("sweep", [speed("decode", 256, "lily_mlx", 600.0)])
+    folder.add("sweep", [speed("decode", 256, "lily_mlx", 600.0), speed("decode", 256, "mlx_lm", 50.0)])
     after = {plot.name: plots.fingerprint(plot) for plot in figures(folder.measurements()).plots}
     changed = {name for name, mark in after.items() if mark != before[name]}
     assert changed == {"decode-nvidia-h200", "ratio-nvidia-h200", "floor-nvidia-h200"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,28 +36,37 @@ def device_rounds(arms: Sequence[Arm], rounds: int) -> dict[str, list[float]]:
     Raises:
         RuntimeError: the profiler recorded no kernel, or not every round.
     """
-    from torch.profiler import ProfilerActivity, profile
-
     order: list[Arm] = []
     for index in range(rounds):
         for arm in arms if index % 2 == 0 else reversed(arms):
             if index < SLOW_ROUNDS or arm.round_seconds <= SLOW_SECONDS:
                 order.append(arm)
     _mark()  # compiled before anything is recorded
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+
+    def run() -> None:
         for arm in order:
             _mark()
             arm.round()
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        profiler.export_chrome_trace(file.name)
-        events = json.loads(Path(file.name).read_text())["traceEvents"]
+
     samples: dict[str, list[float]] = {arm.name: [] for arm in arms}
-    busy = busy_between_marks(events)
+    busy = busy_between_marks(recorded(run))
     if len(busy) != len(order):
         raise RuntimeError(f"the profiler recorded {len(busy)} of {len(order)} rounds: time by the wall clock instead")
     for arm, seconds in zip(order, busy, strict=True):
         samples[arm.name].append(seconds / (arm.passes * len(arm.calls)))
     return samples
+
+
+def recorded(run: Callable[[], None]) -> list[dict[str, Any]]:
+    """What torch's profiler records of CUDA while `run` runs: the events of a Chrome trace."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profiler.export_chrome_trace(file.name)
+        events: list[dict[str, Any]] = json.loads(Path(file.name).read_text())["traceEvents"]
+    return events
 
 
 def busy_between_marks(events: Sequence[dict[str, Any]]) -> list[float]:

@@ -17,6 +17,7 @@ from lily_mlx.generate import main as generate_main
 from tests.model import synthetic
 from tests.model.scripted import EOS, write_scripted
 from tests.model.tokenizer import write_tokenizer
+from tests.support import run_command
 
 PREFIX, QUERY = "Once upon a time", " there was"
 
@@ -32,16 +33,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def run(capsys):
-    def call(function, *arguments):
-        code = 0
-        try:
-            function([str(argument) for argument in arguments])
-        except SystemExit as exit_:
-            code = exit_.code
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+    return lambda function, *arguments: run_command(function, arguments, capsys)
 
 
 @pytest.fixture

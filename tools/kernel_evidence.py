@@ -17,7 +17,7 @@ from typing import Any
 
 from lily_mlx.doctor import check, machine
 from lily_mlx.doctor.checks import all_checks
-from lily_mlx.doctor.sizes import FULL, SMALL
+from lily_mlx.doctor.sizes import FULL, SMALL, Sizes
 from lily_mlx.metal import Kernel, checked, current_backend
 
 FRONT_END, SANITIZERS = "front end", "sanitizers"
@@ -86,9 +86,7 @@ def record_checks(kernels: Mapping[str, Kernel]) -> tuple[str, dict[str, Any]]:
     passed: dict[str, int] = {}
     failed: dict[str, int] = {}
     with checked(backend == "cpu"):
-        for item in all_checks(sizes):
-            with launched() as names:
-                (result,) = check.run([item])
+        for result, names in checked_kernels(sizes):
             for name in names:
                 counts = passed if result.passed else failed
                 counts[name] = counts.get(name, 0) + 1
@@ -99,6 +97,14 @@ def record_checks(kernels: Mapping[str, Kernel]) -> tuple[str, dict[str, Any]]:
             f"{bad} of {bad + good} checks fail" if bad else f"{good} {'check' if good == 1 else 'checks'} passed"
         )
     return backend, document(kernels, results, f"python -m tools.kernels_table --record checks --backend {backend}")
+
+
+def checked_kernels(sizes: Sizes) -> Iterator[tuple[check.Result, set[str]]]:
+    """The result of each of the doctor's checks, and the names of the kernels that it launched."""
+    for item in all_checks(sizes):
+        with launched() as names:
+            (result,) = check.run([item])
+        yield result, names
 
 
 def merge(into: Evidence, other: Evidence) -> Evidence:

@@ -15,7 +15,6 @@ import itertools
 import json
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,9 +25,9 @@ import mlx.core as mx
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from compare.arms import LilyArm, load_lily, prompt
+from compare.device_time import DEVICE_EVENTS, recorded
 from compare.state import lily_state
 
-DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 HOST = ("cuda_runtime", "cuda_driver")
 
 
@@ -36,13 +35,8 @@ def events_of(run: Callable[[], None]) -> list[dict[str, Any]]:
     """What the device and CUDA's host functions did in `run`: name, start and duration in microseconds."""
     import torch
 
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        torch.cuda.synchronize()
-        run()
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        profiler.export_chrome_trace(file.name)
-        trace = json.loads(Path(file.name).read_text())
-    return [event for event in trace["traceEvents"] if event.get("cat") in DEVICE + HOST]
+    torch.cuda.synchronize()
+    return [event for event in recorded(run) if event.get("cat") in DEVICE_EVENTS + HOST]
 
 
 def summary(events: list[dict[str, Any]], repeats: int) -> dict[str, Any]:
@@ -52,7 +46,7 @@ def summary(events: list[dict[str, Any]], repeats: int) -> dict[str, Any]:
     for event in events:
         if event["cat"] in HOST:
             calls[event["name"]].append(event["dur"])
-    events = [event for event in events if event["cat"] in DEVICE]
+    events = [event for event in events if event["cat"] in DEVICE_EVENTS]
     for event in events:
         match = re.search(r"lily_(\w+?_[0-9a-f]{4})[0-9a-f]{12}", event["name"])  # name and form of a kernel
         groups[match.group(1) if match else event["name"][:70]].append(event["dur"])

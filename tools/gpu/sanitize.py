@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from lily_mlx.doctor.sizes import SMALL
 from tools import kernel_evidence, kernels_table
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -61,15 +62,9 @@ def results(names: Sequence[str], found: Mapping[str, Mapping[str, int]]) -> dic
 
 def watched() -> None:
     """The process that a tool watches: runs the checks and prints the kernels' names and the failed checks."""
-    from lily_mlx.doctor import check
-    from lily_mlx.doctor.checks import all_checks
-    from lily_mlx.doctor.sizes import SMALL
-
     names: set[str] = set()
     failed = []
-    for item in all_checks(SMALL):
-        with kernel_evidence.launched() as launched:
-            (result,) = check.run([item])
+    for result, launched in kernel_evidence.checked_kernels(SMALL):
         names |= launched
         if not result.passed:
             failed.append(f"{result.function} {result.shape}: {result.reason}")

@@ -97,7 +97,7 @@ def tile_height(tokens: int, top_k: int, experts: int) -> int:
     """
     policy = DEVICES[current_backend()]
     average = tokens * top_k / experts * policy.spread
-    heights = [tile.rows for tile in (*policy.short_gate_up, *policy.gate_up)]
+    heights = [plan.rows for plan in policy.short_gate_up] + [tile.rows for tile in policy.gate_up]
     return next((height for height in heights if average <= height), heights[-1])
 
 

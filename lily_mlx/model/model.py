@@ -22,8 +22,7 @@ from .weights import ModelWeights, arrays_of, form_of, with_arrays
 
 MOST_COMPILED_ROWS = 256  # longer chunks keep the device busy while the host prepares their launches
 MOST_COMPILED_CHUNKS = 64  # of different rows, capacities and samplings; the one not used for longest makes room
-LAYERS_AT_ONCE = 4
-LAYERS_COMPILED = 10  # the device starts with them while the host prepares the next
+LAYERS_AT_ONCE = 4  # the device starts with them while the host prepares the next
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,9 +122,9 @@ class Model:
     ) -> StepOutput:
         """`prefill_chunk` and `choose_token` on the current backend.
 
-        Short chunks go through `mx.compile` on `metal` and `cuda`, once for each number of rows and cache capacity,
-        because the host would take longer to prepare their launches than the device to run them. Long chunks are
-        handed to the device some layers at a time.
+        On `metal` and `cuda` a chunk is handed to the device some layers at a time. Short chunks go through
+        `mx.compile`, once for each number of rows and cache capacity, because the host would take longer to prepare
+        their launches than the device to run them.
 
         Args:
             tokens: token ids of the chunk.
@@ -166,7 +165,7 @@ class Model:
         caches: tuple[LayerCache, ...],
     ) -> Callable[..., StepOutput]:
         """A chunk of ``rows`` rows in compiled parts, of the arrays that change from chunk to chunk."""
-        parts = layer_parts(len(caches), LAYERS_COMPILED)
+        parts = layer_parts(len(caches), LAYERS_AT_ONCE)
         begin = mx.compile(lambda tokens: embed_chunk(self.weights, self.config, tokens))
         middle = [self._compile_layers(part, length, caches[part.start : part.stop]) for part in parts]
         like = form_of((sampling, recent))

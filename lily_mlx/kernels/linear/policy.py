@@ -19,7 +19,8 @@ class DevicePolicy:
     Decode: up to ``rows`` rows of a weight share the activations in a lane's registers, fewer where the launch
     would have less than ``fill`` simdgroups; ``ahead`` units of each row are loaded before they are used; a
     threadgroup has ``simdgroups`` simdgroups. Prefill: up to ``short.rows`` rows the matrix product takes the
-    plan ``short``; beyond it one of ``tiles``, which fills the device from ``fill_tiles`` threadgroups on.
+    plan ``short`` where that makes ``fill_short`` threadgroups; else one of ``tiles``, which fills the device from
+    ``fill_tiles`` threadgroups on.
     """
 
     rows: int
@@ -27,6 +28,7 @@ class DevicePolicy:
     ahead: int
     simdgroups: int
     short: ShortPlan
+    fill_short: int
     tiles: tuple[MatmulPlan, ...]
     fill_tiles: int
 
@@ -123,7 +125,8 @@ class ShortPlan:
     """A product of few rows whose weights stay in registers (``metal/include/direct.h``).
 
     A threadgroup computes ``rows`` rows and ``16 * bands * across`` columns. A simdgroup dequantises 16 * ``bands``
-    rows of the weight for ``1 / slices`` of every ``depth`` columns of K.
+    rows of the weight for ``1 / slices`` of every ``depth`` columns of K; ``ahead`` of its blocks of 128 columns are on
+    their way in registers.
     """
 
     rows: int
@@ -131,6 +134,7 @@ class ShortPlan:
     across: int
     slices: int
     depth: int
+    ahead: int = 2
 
     @property
     def threads(self) -> int:
@@ -150,6 +154,7 @@ class ShortPlan:
             "SIMD_N": self.across,
             "SIMD_K": self.slices,
             "DEPTH": self.depth,
+            "AHEAD": self.ahead,
         }
 
     def for_depth(self, depth: int) -> ShortPlan:
@@ -158,13 +163,17 @@ class ShortPlan:
         slices = self.slices
         while step // SHORT_BLOCK % slices:
             slices //= 2
-        return replace(self, depth=step, slices=slices)
+        share = step // SHORT_BLOCK // slices
+        ahead = max(n for n in range(1, self.ahead + 1) if share % n == 0)
+        return replace(self, depth=step, slices=slices, ahead=ahead)
 
 
-def short_plan(rows: int, depth: int) -> ShortPlan | None:
-    """The plan for a product of ``rows`` rows over ``depth`` (K); None where a tile of weights pays."""
-    plan = device_policy().short
-    return plan.for_depth(depth) if rows <= plan.rows else None
+def short_plan(rows: int, columns: int, depth: int) -> ShortPlan | None:
+    """The plan for an output [rows, columns] that sums over ``depth`` (K); None where a tile of weights pays."""
+    device = device_policy()
+    if rows > device.short.rows or -(-columns // device.short.columns) < device.fill_short:
+        return None
+    return device.short.for_depth(depth)
 
 
 def matmul_plan(rows: int, columns: int, depth: int) -> MatmulPlan:
@@ -199,9 +208,36 @@ _CUDA_TILES = (
     MatmulPlan(16, 16, 256, (1, 1, 4), ahead=4),
 )
 DEVICES = {
-    "apple": DevicePolicy(rows=4, fill=256, ahead=1, simdgroups=4, short=ShortPlan(8, 1, 2, 2, 512), tiles=_TILES, fill_tiles=64),
-    "cuda": DevicePolicy(rows=4, fill=1536, ahead=2, simdgroups=4, short=ShortPlan(16, 1, 2, 4, 512), tiles=_CUDA_TILES, fill_tiles=200),
-    "cpu": DevicePolicy(rows=4, fill=16, ahead=2, simdgroups=4, short=ShortPlan(8, 1, 2, 2, 512), tiles=_TILES, fill_tiles=2),
+    "apple": DevicePolicy(
+        rows=4,
+        fill=256,
+        ahead=1,
+        simdgroups=4,
+        short=ShortPlan(8, 1, 2, 2, 512),
+        fill_short=1,
+        tiles=_TILES,
+        fill_tiles=64,
+    ),
+    "cuda": DevicePolicy(
+        rows=4,
+        fill=1536,
+        ahead=2,
+        simdgroups=4,
+        short=ShortPlan(16, 1, 2, 4, 512),
+        fill_short=200,
+        tiles=_CUDA_TILES,
+        fill_tiles=200,
+    ),
+    "cpu": DevicePolicy(
+        rows=4,
+        fill=16,
+        ahead=2,
+        simdgroups=4,
+        short=ShortPlan(8, 1, 2, 2, 512),
+        fill_short=1,
+        tiles=_TILES,
+        fill_tiles=2,
+    ),
 }
 
 

@@ -107,7 +107,7 @@ def matmul(
     rows = x.shape[0]
     if residual is not None:
         check_array("residual", residual, (rows, w.rows))
-    short = short_plan(rows, w.columns)
+    short = short_plan(rows, w.rows, w.columns)
     plan = short or matmul_plan(rows, w.rows, w.columns)
     across, down = -(-w.rows // plan.columns), -(-rows // plan.rows)
     (out,) = (_SHORT_MATMUL if short else _MATMUL)(

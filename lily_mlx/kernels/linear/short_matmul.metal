@@ -1,8 +1,8 @@
-// matmul for few rows, with weights that go from memory to registers only (direct.h):
+// matmul for up to TOKENS rows, with weights that go from memory to registers only (direct.h):
 //   out[m, n] = (residual[m, n] +) sum_k x[m, k] * bfloat16(weight[n, k]), x [M, K], weight [N, K].
-// Grid: (tiles of 16 * BANDS * SIMD_N columns of N, blocks of TOKENS rows of M). A threadgroup has SIMD_N * SIMD_K
+// Grid: tiles of 16 * BANDS * SIMD_N columns of N. A threadgroup has SIMD_N * SIMD_K
 // simdgroups: SIMD_K of them share 16 * BANDS weight rows, each for a part of every DEPTH columns of K.
-// Bytes: the weight ceil(M / TOKENS) times, x from cache, out once.
+// Bytes: the weight once, x from cache, out once.
 constexpr int THREADS = 32 * SIMD_N * SIMD_K;
 constexpr int BN = 16 * BANDS * SIMD_N;
 constexpr int X_PIECES = TOKENS * (DEPTH + 8) / 8;
@@ -12,10 +12,9 @@ threadgroup uint x_rows[TOKENS];
 const uint lane = thread_index_in_simdgroup;
 const int thread_id = int(thread_index_in_threadgroup);
 const int simd_group = int(simdgroup_index_in_threadgroup);
-const int first_row = int(threadgroup_position_in_grid.y) * TOKENS;
-const int rows_valid = metal::min(TOKENS, int(x_shape[0]) - first_row);
+const int height = int(x_shape[0]);
 if (thread_id < TOKENS) {
-  x_rows[thread_id] = uint(first_row + metal::min(thread_id, rows_valid - 1));
+  x_rows[thread_id] = uint(metal::min(thread_id, height - 1));
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 const int first_column = int(threadgroup_position_in_grid.x) * BN;
@@ -28,18 +27,18 @@ for (int b = 0; b < BANDS; ++b) {
   bands[b].scales = scales_of<BITS, GROUP, K>(weight, N);
   bands[b].biases = biases_of<BITS, GROUP, K>(weight, N);
 }
-direct_product<BITS, GROUP, K, BANDS, TOKENS, DEPTH, SIMD_K, THREADS>(
-    acc, (threadgroup bfloat*)shared_memory, x, x_rows, bands, N, simd_group / SIMD_N, lane, thread_id);
+direct_product<BITS, GROUP, K, BANDS, TOKENS, DEPTH, SIMD_K, AHEAD, THREADS>(
+    acc, (threadgroup bfloat*)shared_memory, x, x_rows, height, bands, N, simd_group / SIMD_N, lane, thread_id);
 
 threadgroup float* sums = (threadgroup float*)shared_memory;
 threadgroup_barrier(mem_flags::mem_threadgroup);
 direct_store<BANDS, TOKENS>(sums + simd_group * 16 * BANDS * (TOKENS + 1), acc, lane);
 threadgroup_barrier(mem_flags::mem_threadgroup);
-for (int i = thread_id; i < rows_valid * BN; i += THREADS) {
+for (int i = thread_id; i < height * BN; i += THREADS) {
   const int row = i / BN;
   const int column = i % BN;
   if (first_column + column < N) {
-    const size_t index = size_t(first_row + row) * size_t(N) + size_t(first_column + column);
+    const size_t index = size_t(row) * size_t(N) + size_t(first_column + column);
     float value = 0.0f;
     for (int s = 0; s < SIMD_K; ++s) {
       value += sums[(s * BN + column) * (TOKENS + 1) + row];

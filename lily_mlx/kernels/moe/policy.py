@@ -65,13 +65,13 @@ class GroupedPolicy:
 
 
 _SHORT_GATE_UP = (ShortPlan(8, 1, 2, 2, 512), ShortPlan(16, 1, 2, 2, 512))
-_SHORT_DOWN = (ShortPlan(8, 2, 4, 1, 512), ShortPlan(16, 2, 4, 1, 512))
+_SHORT_DOWN = (ShortPlan(8, 1, 4, 1, 512), ShortPlan(16, 1, 4, 1, 512))
 _TILES = (
     GroupedTile(32, 64, 64, 2, 2),
     GroupedTile(64, 64, 64, 2, 2),
 )
 _CUDA_SHORT_GATE_UP = (ShortPlan(16, 1, 2, 2, 512),)
-_CUDA_SHORT_DOWN = (ShortPlan(16, 2, 4, 1, 512),)
+_CUDA_SHORT_DOWN = (ShortPlan(16, 1, 4, 1, 512, ahead=4),)
 _CUDA_GATE_UP = (
     GroupedTile(32, 64, 64, 1, 4),
     GroupedTile(64, 64, 64, 1, 4),

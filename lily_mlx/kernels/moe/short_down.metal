@@ -39,8 +39,8 @@ if (rows_valid > 0) {
       bands[b].scales = scales_of<BITS, GROUP, I>(down, ROUTED_ROWS) + group;
       bands[b].biases = biases_of<BITS, GROUP, I>(down, ROUTED_ROWS) + group;
     }
-    direct_product<BITS, GROUP, I, BANDS, TOKENS, DEPTH, SIMD_K, THREADS>(
-        acc, tile, hidden, x_rows, bands, H, slice, lane, thread_id);
+    direct_product<BITS, GROUP, I, BANDS, TOKENS, DEPTH, SIMD_K, AHEAD, THREADS>(
+        acc, tile, hidden, x_rows, rows_valid, bands, H, slice, lane, thread_id);
   } else {
     for (int b = 0; b < BANDS; ++b) {
       bands[b].first = first_column + 16 * (BANDS * (simd_group % SIMD_N) + b);
@@ -48,8 +48,8 @@ if (rows_valid > 0) {
       bands[b].scales = scales_of<SHARED_BITS, SHARED_GROUP, I>(shared_down, H);
       bands[b].biases = biases_of<SHARED_BITS, SHARED_GROUP, I>(shared_down, H);
     }
-    direct_product<SHARED_BITS, SHARED_GROUP, I, BANDS, TOKENS, DEPTH, SIMD_K, THREADS>(
-        acc, tile, hidden, x_rows, bands, H, slice, lane, thread_id);
+    direct_product<SHARED_BITS, SHARED_GROUP, I, BANDS, TOKENS, DEPTH, SIMD_K, AHEAD, THREADS>(
+        acc, tile, hidden, x_rows, rows_valid, bands, H, slice, lane, thread_id);
   }
   threadgroup float* sums = (threadgroup float*)shared_memory;
   threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -51,8 +51,8 @@ if (rows_valid > 0) {
       bands[BANDS + b].scales = scales_of<BITS, GROUP, H>(up, ROUTED_ROWS) + group;
       bands[BANDS + b].biases = biases_of<BITS, GROUP, H>(up, ROUTED_ROWS) + group;
     }
-    direct_product<BITS, GROUP, H, 2 * BANDS, TOKENS, DEPTH, SIMD_K, THREADS>(
-        acc, tile, x, x_rows, bands, I, slice, lane, thread_id);
+    direct_product<BITS, GROUP, H, 2 * BANDS, TOKENS, DEPTH, SIMD_K, AHEAD, THREADS>(
+        acc, tile, x, x_rows, rows_valid, bands, I, slice, lane, thread_id);
   } else {
     for (int b = 0; b < BANDS; ++b) {
       bands[b].weight = shared_gate;
@@ -62,8 +62,8 @@ if (rows_valid > 0) {
       bands[BANDS + b].scales = scales_of<SHARED_BITS, SHARED_GROUP, H>(shared_up, I);
       bands[BANDS + b].biases = biases_of<SHARED_BITS, SHARED_GROUP, H>(shared_up, I);
     }
-    direct_product<SHARED_BITS, SHARED_GROUP, H, 2 * BANDS, TOKENS, DEPTH, SIMD_K, THREADS>(
-        acc, tile, x, x_rows, bands, I, slice, lane, thread_id);
+    direct_product<SHARED_BITS, SHARED_GROUP, H, 2 * BANDS, TOKENS, DEPTH, SIMD_K, AHEAD, THREADS>(
+        acc, tile, x, x_rows, rows_valid, bands, I, slice, lane, thread_id);
   }
   threadgroup float* sums = (threadgroup float*)shared_memory;
   threadgroup_barrier(mem_flags::mem_threadgroup);

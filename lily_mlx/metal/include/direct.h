@@ -19,20 +19,20 @@ inline int direct_place(int column) {
   return column / DIRECT_COLUMNS * DIRECT_COLUMNS + column % UNIT / 2 * 8 + column / UNIT % DIRECT_UNITS * 2 + column % 2;
 }
 
-// Columns first to first + DEPTH of TOKENS rows of x [*, K] to a tile whose rows are DEPTH + 8 apart; zeros beyond K.
-template <int TOKENS, int DEPTH, int K, int THREADS>
+// Columns first to first + DEPTH of the rows x_rows[0 .. rows_valid) of x [*, K] to a tile whose rows are DEPTH + 8 apart;
+// zeros beyond K.
+template <int DEPTH, int K, int THREADS>
 inline void direct_stage(
-    threadgroup bfloat* tile, const device bfloat* x, const threadgroup uint* rows, int first, int thread_id) {
+    threadgroup bfloat* tile, const device bfloat* x, const threadgroup uint* x_rows, int rows_valid, int first, int thread_id) {
   constexpr int PIECES = DEPTH / 8;
-  threadgroup uint* pairs = (threadgroup uint*)tile;
-  for (int i = thread_id; i < TOKENS * PIECES; i += THREADS) {
-    const int token = i / PIECES;
+  for (int i = thread_id; i < rows_valid * PIECES; i += THREADS) {
+    const int row = i / PIECES;
     const int column = i % PIECES * 8;
     uint4 piece = uint4(0u);
     if (K % DEPTH == 0 || first + column < K) {
-      piece = ((const device uint4*)(x + size_t(rows[token]) * K))[(first + column) / 8];
+      piece = ((const device uint4*)(x + size_t(x_rows[row]) * K))[(first + column) / 8];
     }
-    threadgroup uint* target = pairs + (token * (DEPTH + 8) + direct_place(column)) / 2;
+    threadgroup uint* target = (threadgroup uint*)(tile + row * (DEPTH + 8) + direct_place(column));
     target[0] = piece.x;
     target[4] = piece.y;
     target[8] = piece.z;
@@ -77,6 +77,10 @@ inline void direct_load(
 // The i-th weight of a unit; `i` is a constant once loops are unrolled. The same values as dequantize_unit's.
 template <int BITS>
 inline float direct_weight(const thread Codes<BITS>& codes, int i, float scale, float bias) {
+  if (BITS == 16) {
+    const uint pair = codes.words[i / 2 % BITS];
+    return i % 2 == 0 ? unpack_low(pair) : unpack_high(pair);
+  }
   if (BITS == 4) {
     const uint word = codes.words[i / 8 % BITS];
     const int place = i % 8;
@@ -132,41 +136,47 @@ inline void direct_multiply(
   }
 }
 
-// acc += the bands times all of x [*, K], for the TOKENS rows of x in `x_rows`. Of every DEPTH columns, which all threads
-// of the threadgroup stage in `tile`, this simdgroup takes the slice-th of SIMD_K parts.
-template <int BITS, int GROUP, int K, int BANDS, int TOKENS, int DEPTH, int SIMD_K, int THREADS>
+// acc += the bands times all of x [*, K], for the `rows_valid` rows of x in `x_rows`, at most TOKENS. Of every DEPTH
+// columns, which all threads of the threadgroup stage in `tile`, this simdgroup takes the slice-th of SIMD_K parts. Its
+// next AHEAD units of each row are on their way in registers; `weight_rows` rows of the matrix exist.
+template <int BITS, int GROUP, int K, int BANDS, int TOKENS, int DEPTH, int SIMD_K, int AHEAD, int THREADS>
 inline void direct_product(
     thread Tile<16 * BANDS, TOKENS>& acc,
     threadgroup bfloat* tile,
     const device bfloat* x,
     const threadgroup uint* x_rows,
-    const thread DirectBand (&bands)[BANDS],
     int rows_valid,
+    const thread DirectBand (&bands)[BANDS],
+    int weight_rows,
     int slice,
     uint lane,
     int thread_id) {
   constexpr int BLOCKS = DEPTH / DIRECT_COLUMNS;
   constexpr int SHARE = BLOCKS / SIMD_K;
-  RowUnits<BITS, 2> ahead[BANDS];
-  direct_load<BITS, GROUP, K, BANDS>(ahead, bands, rows_valid, slice * SHARE, lane);
+  RowUnits<BITS, 2> ahead[AHEAD][BANDS];
+#pragma unroll
+  for (int i = 0; i < AHEAD; ++i) {
+    direct_load<BITS, GROUP, K, BANDS>(
+        ahead[i], bands, weight_rows, i / SHARE * BLOCKS + slice * SHARE + i % SHARE, lane);
+  }
+  // Sums of rows that x does not have are not used, but they are computed.
+  for (int i = thread_id; i < (TOKENS - rows_valid) * (DEPTH + 8) / 8; i += THREADS) {
+    ((threadgroup uint4*)tile)[rows_valid * (DEPTH + 8) / 8 + i] = uint4(0u);
+  }
   for (int start = 0; start < K; start += DEPTH) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    direct_stage<TOKENS, DEPTH, K, THREADS>(tile, x, x_rows, start, thread_id);
+    direct_stage<DEPTH, K, THREADS>(tile, x, x_rows, rows_valid, start, thread_id);
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    const int first = start / DIRECT_COLUMNS + slice * SHARE;
 #pragma unroll
     for (int i = 0; i < SHARE; ++i) {
-      const int block = start / DIRECT_COLUMNS + slice * SHARE + i;
-      const int next = i + 1 < SHARE ? block + 1 : block + 1 + BLOCKS - SHARE;
-      RowUnits<BITS, 2> units[BANDS];
-#pragma unroll
-      for (int b = 0; b < BANDS; ++b) {
-        units[b] = ahead[b];
+      if (K % DEPTH == 0 || (first + i) * DIRECT_COLUMNS < K) {
+        direct_multiply<BITS, BANDS, TOKENS>(
+            acc, ahead[i % AHEAD], tile + (slice * SHARE + i) * DIRECT_COLUMNS, DEPTH + 8);
       }
+      const int next = first + (i + AHEAD) / SHARE * BLOCKS + (i + AHEAD) % SHARE;
       if (next * DIRECT_COLUMNS < K) {
-        direct_load<BITS, GROUP, K, BANDS>(ahead, bands, rows_valid, next, lane);
-      }
-      if (K % DEPTH == 0 || block * DIRECT_COLUMNS < K) {
-        direct_multiply<BITS, BANDS, TOKENS>(acc, units, tile + (slice * SHARE + i) * DIRECT_COLUMNS, DEPTH + 8);
+        direct_load<BITS, GROUP, K, BANDS>(ahead[i % AHEAD], bands, weight_rows, next, lane);
       }
     }
   }

@@ -126,7 +126,7 @@ class ShortPlan:
 
     A threadgroup computes ``rows`` rows and ``16 * bands * across`` columns. A simdgroup dequantises 16 * ``bands``
     rows of the weight for ``1 / slices`` of every ``depth`` columns of K; ``ahead`` of its blocks of 128 columns are on
-    their way in registers.
+    their way in registers, and with ``x_ahead`` the next columns of x.
     """
 
     rows: int
@@ -135,6 +135,7 @@ class ShortPlan:
     slices: int
     depth: int
     ahead: int = 2
+    x_ahead: bool = False
 
     @property
     def threads(self) -> int:
@@ -155,6 +156,7 @@ class ShortPlan:
             "SIMD_K": self.slices,
             "DEPTH": self.depth,
             "AHEAD": self.ahead,
+            "X_AHEAD": self.x_ahead,
         }
 
     def for_depth(self, depth: int) -> ShortPlan:

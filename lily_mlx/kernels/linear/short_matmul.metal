@@ -5,8 +5,9 @@
 // Bytes: the weight once, x from cache, out once.
 constexpr int THREADS = 32 * SIMD_N * SIMD_K;
 constexpr int BN = 16 * BANDS * SIMD_N;
+constexpr int WIDTH = TOKENS < 16 ? TOKENS : 16; // rows of x in a tile of sums
 constexpr int X_PIECES = TOKENS * (DEPTH + 8) / 8;
-constexpr int SUM_PIECES = (SIMD_K * BN * (TOKENS + 1) + 3) / 4;
+constexpr int SUM_PIECES = (SIMD_K * BN * (WIDTH + 1) + 3) / 4;
 threadgroup uint4 shared_memory[X_PIECES > SUM_PIECES ? X_PIECES : SUM_PIECES];
 threadgroup uint x_rows[TOKENS];
 const uint lane = thread_index_in_simdgroup;
@@ -18,8 +19,7 @@ if (thread_id < TOKENS) {
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 const int first_column = int(threadgroup_position_in_grid.x) * BN;
-Tile<16 * BANDS, TOKENS> acc;
-acc.clear();
+Tile<16 * BANDS, WIDTH> acc[TOKENS / WIDTH];
 DirectBand bands[BANDS];
 for (int b = 0; b < BANDS; ++b) {
   bands[b].first = first_column + 16 * (BANDS * (simd_group % SIMD_N) + b);
@@ -27,25 +27,31 @@ for (int b = 0; b < BANDS; ++b) {
   bands[b].scales = scales_of<BITS, GROUP, K>(weight, N);
   bands[b].biases = biases_of<BITS, GROUP, K>(weight, N);
 }
-direct_product<BITS, GROUP, K, BANDS, TOKENS, DEPTH, SIMD_K, AHEAD, THREADS>(
+direct_product<BITS, GROUP, K, BANDS, TOKENS, DEPTH, SIMD_K, AHEAD, X_AHEAD, THREADS, WIDTH, TOKENS / WIDTH>(
     acc, (threadgroup bfloat*)shared_memory, x, x_rows, height, bands, N, simd_group / SIMD_N, lane, thread_id);
 
 threadgroup float* sums = (threadgroup float*)shared_memory;
-threadgroup_barrier(mem_flags::mem_threadgroup);
-direct_store<BANDS, TOKENS>(sums + simd_group * 16 * BANDS * (TOKENS + 1), acc, lane);
-threadgroup_barrier(mem_flags::mem_threadgroup);
-for (int i = thread_id; i < height * BN; i += THREADS) {
-  const int row = i / BN;
-  const int column = i % BN;
-  if (first_column + column < N) {
-    const size_t index = size_t(row) * size_t(N) + size_t(first_column + column);
-    float value = 0.0f;
-    for (int s = 0; s < SIMD_K; ++s) {
-      value += sums[(s * BN + column) * (TOKENS + 1) + row];
+#pragma unroll
+for (int g = 0; g < TOKENS / WIDTH; ++g) {
+  const int first = WIDTH * g;
+  if (first < height) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    direct_store<BANDS, WIDTH>(sums + simd_group * 16 * BANDS * (WIDTH + 1), acc[g], lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int i = thread_id; i < metal::min(WIDTH, height - first) * BN; i += THREADS) {
+      const int row = i / BN;
+      const int column = i % BN;
+      if (first_column + column < N) {
+        const size_t index = size_t(first + row) * size_t(N) + size_t(first_column + column);
+        float value = 0.0f;
+        for (int s = 0; s < SIMD_K; ++s) {
+          value += sums[(s * BN + column) * (WIDTH + 1) + row];
+        }
+        if (HAS_RESIDUAL) {
+          value += float(residual[index]);
+        }
+        out[index] = static_cast<T>(value);
+      }
     }
-    if (HAS_RESIDUAL) {
-      value += float(residual[index]);
-    }
-    out[index] = static_cast<T>(value);
   }
 }

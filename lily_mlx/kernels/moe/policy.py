@@ -70,18 +70,17 @@ _TILES = (
     GroupedTile(32, 64, 64, 2, 2),
     GroupedTile(64, 64, 64, 2, 2),
 )
-_CUDA_SHORT_GATE_UP = (ShortPlan(16, 1, 2, 2, 512),)
-_CUDA_SHORT_DOWN = (ShortPlan(16, 1, 4, 1, 512, ahead=4),)
+_CUDA_SHORT_GATE_UP = (ShortPlan(16, 1, 2, 2, 512), ShortPlan(32, 1, 4, 1, 128, x_ahead=True))
+_CUDA_SHORT_DOWN = (
+    ShortPlan(16, 1, 4, 1, 512, ahead=4),
+    ShortPlan(32, 1, 4, 1, 128, x_ahead=True),
+    ShortPlan(64, 1, 8, 1, 128, x_ahead=True),
+)
 _CUDA_GATE_UP = (
-    GroupedTile(32, 64, 64, 1, 4),
     GroupedTile(64, 64, 64, 1, 4),
     GroupedTile(128, 64, 32, 1, 4),
 )
-_CUDA_DOWN = (
-    GroupedTile(32, 64, 64, 1, 4),
-    GroupedTile(64, 128, 32, 1, 4),
-    GroupedTile(128, 128, 32, 1, 4),
-)
+_CUDA_DOWN = (GroupedTile(128, 128, 32, 1, 4),)
 DEVICES = {
     "metal": GroupedPolicy(1.0, _SHORT_GATE_UP, _SHORT_DOWN, _TILES, _TILES),
     "cpu": GroupedPolicy(1.0, _SHORT_GATE_UP, _SHORT_DOWN, _TILES, _TILES),

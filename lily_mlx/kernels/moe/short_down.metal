@@ -9,8 +9,9 @@
 constexpr int THREADS = 32 * SIMD_N * SIMD_K;
 constexpr size_t ROUTED_ROWS = size_t(E) * H;
 constexpr int BN = 16 * BANDS * SIMD_N;
+constexpr int WIDTH = TOKENS < 16 ? TOKENS : 16; // rows of x in a tile of sums
 constexpr int X_PIECES = TOKENS * (DEPTH + 8) / 8;
-constexpr int SUM_PIECES = (SIMD_K * BN * (TOKENS + 1) + 3) / 4;
+constexpr int SUM_PIECES = (SIMD_K * BN * (WIDTH + 1) + 3) / 4;
 threadgroup uint4 shared_memory[X_PIECES > SUM_PIECES ? X_PIECES : SUM_PIECES];
 threadgroup uint x_rows[TOKENS];
 const uint lane = thread_index_in_simdgroup;
@@ -28,8 +29,7 @@ if (rows_valid > 0) {
   const int first_column = int(threadgroup_position_in_grid.x) * BN;
   const int slice = simd_group / SIMD_N;
   threadgroup bfloat* tile = (threadgroup bfloat*)shared_memory;
-  Tile<16 * BANDS, TOKENS> acc;
-  acc.clear();
+  Tile<16 * BANDS, WIDTH> acc[TOKENS / WIDTH];
   DirectBand bands[BANDS];
   if (expert < uint(E)) {
     const size_t group = expert_groups<H, I, GROUP>(expert);
@@ -39,7 +39,7 @@ if (rows_valid > 0) {
       bands[b].scales = scales_of<BITS, GROUP, I>(down, ROUTED_ROWS) + group;
       bands[b].biases = biases_of<BITS, GROUP, I>(down, ROUTED_ROWS) + group;
     }
-    direct_product<BITS, GROUP, I, BANDS, TOKENS, DEPTH, SIMD_K, AHEAD, THREADS>(
+    direct_product<BITS, GROUP, I, BANDS, TOKENS, DEPTH, SIMD_K, AHEAD, X_AHEAD, THREADS, WIDTH, TOKENS / WIDTH>(
         acc, tile, hidden, x_rows, rows_valid, bands, H, slice, lane, thread_id);
   } else {
     for (int b = 0; b < BANDS; ++b) {
@@ -48,22 +48,28 @@ if (rows_valid > 0) {
       bands[b].scales = scales_of<SHARED_BITS, SHARED_GROUP, I>(shared_down, H);
       bands[b].biases = biases_of<SHARED_BITS, SHARED_GROUP, I>(shared_down, H);
     }
-    direct_product<SHARED_BITS, SHARED_GROUP, I, BANDS, TOKENS, DEPTH, SIMD_K, AHEAD, THREADS>(
+    direct_product<SHARED_BITS, SHARED_GROUP, I, BANDS, TOKENS, DEPTH, SIMD_K, AHEAD, X_AHEAD, THREADS, WIDTH, TOKENS / WIDTH>(
         acc, tile, hidden, x_rows, rows_valid, bands, H, slice, lane, thread_id);
   }
   threadgroup float* sums = (threadgroup float*)shared_memory;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  direct_store<BANDS, TOKENS>(sums + simd_group * 16 * BANDS * (TOKENS + 1), acc, lane);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (int i = thread_id; i < rows_valid * BN; i += THREADS) {
-    const int row = i / BN;
-    const int column = i % BN;
-    float value = 0.0f;
-    for (int s = 0; s < SIMD_K; ++s) {
-      value += sums[(s * BN + column) * (TOKENS + 1) + row];
-    }
-    if (first_column + column < H) {
-      out[size_t(first_row + uint(row)) * H + first_column + column] = bfloat(value);
+#pragma unroll
+  for (int g = 0; g < TOKENS / WIDTH; ++g) {
+    const int first = WIDTH * g;
+    if (first < rows_valid) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      direct_store<BANDS, WIDTH>(sums + simd_group * 16 * BANDS * (WIDTH + 1), acc[g], lane);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      for (int i = thread_id; i < metal::min(WIDTH, rows_valid - first) * BN; i += THREADS) {
+        const int row = i / BN;
+        const int column = i % BN;
+        float value = 0.0f;
+        for (int s = 0; s < SIMD_K; ++s) {
+          value += sums[(s * BN + column) * (WIDTH + 1) + row];
+        }
+        if (first_column + column < H) {
+          out[size_t(first_row + uint(first + row)) * H + first_column + column] = bfloat(value);
+        }
+      }
     }
   }
 }

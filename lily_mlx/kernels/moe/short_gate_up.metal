@@ -8,8 +8,9 @@
 constexpr int THREADS = 32 * SIMD_N * SIMD_K;
 constexpr size_t ROUTED_ROWS = size_t(E) * I;
 constexpr int BN = 16 * BANDS * SIMD_N;
+constexpr int WIDTH = TOKENS < 16 ? TOKENS : 16; // rows of x in a tile of sums
 constexpr int X_PIECES = TOKENS * (DEPTH + 8) / 8;
-constexpr int SUM_PIECES = (SIMD_K * 2 * BN * (TOKENS + 1) + 3) / 4;
+constexpr int SUM_PIECES = (SIMD_K * 2 * BN * (WIDTH + 1) + 3) / 4;
 threadgroup uint4 shared_memory[X_PIECES > SUM_PIECES ? X_PIECES : SUM_PIECES];
 threadgroup uint x_rows[TOKENS];
 const uint lane = thread_index_in_simdgroup;
@@ -33,8 +34,7 @@ if (rows_valid > 0) {
   const int first_column = int(threadgroup_position_in_grid.x) * BN;
   const int slice = simd_group / SIMD_N;
   threadgroup bfloat* tile = (threadgroup bfloat*)shared_memory;
-  Tile<32 * BANDS, TOKENS> acc;
-  acc.clear();
+  Tile<32 * BANDS, WIDTH> acc[TOKENS / WIDTH];
   DirectBand bands[2 * BANDS];
   for (int b = 0; b < BANDS; ++b) {
     bands[b].first = first_column + 16 * (BANDS * (simd_group % SIMD_N) + b);
@@ -51,7 +51,7 @@ if (rows_valid > 0) {
       bands[BANDS + b].scales = scales_of<BITS, GROUP, H>(up, ROUTED_ROWS) + group;
       bands[BANDS + b].biases = biases_of<BITS, GROUP, H>(up, ROUTED_ROWS) + group;
     }
-    direct_product<BITS, GROUP, H, 2 * BANDS, TOKENS, DEPTH, SIMD_K, AHEAD, THREADS>(
+    direct_product<BITS, GROUP, H, 2 * BANDS, TOKENS, DEPTH, SIMD_K, AHEAD, X_AHEAD, THREADS, WIDTH, TOKENS / WIDTH>(
         acc, tile, x, x_rows, rows_valid, bands, I, slice, lane, thread_id);
   } else {
     for (int b = 0; b < BANDS; ++b) {
@@ -62,25 +62,31 @@ if (rows_valid > 0) {
       bands[BANDS + b].scales = scales_of<SHARED_BITS, SHARED_GROUP, H>(shared_up, I);
       bands[BANDS + b].biases = biases_of<SHARED_BITS, SHARED_GROUP, H>(shared_up, I);
     }
-    direct_product<SHARED_BITS, SHARED_GROUP, H, 2 * BANDS, TOKENS, DEPTH, SIMD_K, AHEAD, THREADS>(
+    direct_product<SHARED_BITS, SHARED_GROUP, H, 2 * BANDS, TOKENS, DEPTH, SIMD_K, AHEAD, X_AHEAD, THREADS, WIDTH, TOKENS / WIDTH>(
         acc, tile, x, x_rows, rows_valid, bands, I, slice, lane, thread_id);
   }
   threadgroup float* sums = (threadgroup float*)shared_memory;
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  direct_store<2 * BANDS, TOKENS>(sums + simd_group * 32 * BANDS * (TOKENS + 1), acc, lane);
-  threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (int i = thread_id; i < rows_valid * BN; i += THREADS) {
-    const int row = i / BN;
-    const int column = i % BN;
-    float gate_value = 0.0f;
-    float up_value = 0.0f;
-    for (int s = 0; s < SIMD_K; ++s) {
-      const int gate_row = 2 * (s * BN + column / (16 * BANDS) * 16 * BANDS) + column % (16 * BANDS);
-      gate_value += sums[gate_row * (TOKENS + 1) + row];
-      up_value += sums[(gate_row + 16 * BANDS) * (TOKENS + 1) + row];
-    }
-    if (first_column + column < I) {
-      hidden[size_t(first_row + uint(row)) * I + first_column + column] = bfloat(swiglu(gate_value, up_value));
+#pragma unroll
+  for (int g = 0; g < TOKENS / WIDTH; ++g) {
+    const int first = WIDTH * g;
+    if (first < rows_valid) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      direct_store<2 * BANDS, WIDTH>(sums + simd_group * 32 * BANDS * (WIDTH + 1), acc[g], lane);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+      for (int i = thread_id; i < metal::min(WIDTH, rows_valid - first) * BN; i += THREADS) {
+        const int row = i / BN;
+        const int column = i % BN;
+        float gate_value = 0.0f;
+        float up_value = 0.0f;
+        for (int s = 0; s < SIMD_K; ++s) {
+          const int gate_row = 2 * (s * BN + column / (16 * BANDS) * 16 * BANDS) + column % (16 * BANDS);
+          gate_value += sums[gate_row * (WIDTH + 1) + row];
+          up_value += sums[(gate_row + 16 * BANDS) * (WIDTH + 1) + row];
+        }
+        if (first_column + column < I) {
+          hidden[size_t(first_row + uint(first + row)) * I + first_column + column] = bfloat(swiglu(gate_value, up_value));
+        }
+      }
     }
   }
 }

@@ -19,25 +19,25 @@ inline int direct_place(int column) {
   return column / DIRECT_COLUMNS * DIRECT_COLUMNS + column % UNIT / 2 * 8 + column / UNIT % DIRECT_UNITS * 2 + column % 2;
 }
 
-// Columns first to first + DEPTH of the rows x_rows[0 .. rows_valid) of x [*, K] to a tile whose rows are DEPTH + 8 apart;
-// zeros beyond K.
-template <int DEPTH, int K, int THREADS>
-inline void direct_stage(
-    threadgroup bfloat* tile, const device bfloat* x, const threadgroup uint* x_rows, int rows_valid, int first, int thread_id) {
-  constexpr int PIECES = DEPTH / 8;
-  for (int i = thread_id; i < rows_valid * PIECES; i += THREADS) {
-    const int row = i / PIECES;
-    const int column = i % PIECES * 8;
-    uint4 piece = uint4(0u);
-    if (K % DEPTH == 0 || first + column < K) {
-      piece = ((const device uint4*)(x + size_t(x_rows[row]) * K))[(first + column) / 8];
-    }
-    threadgroup uint* target = (threadgroup uint*)(tile + row * (DEPTH + 8) + direct_place(column));
-    target[0] = piece.x;
-    target[4] = piece.y;
-    target[8] = piece.z;
-    target[12] = piece.w;
+// Piece `piece` of DEPTH columns of x [*, K] from column `first` on: 8 columns of one of the rows in x_rows; zeros beyond K.
+template <int K, int DEPTH>
+inline uint4 direct_piece(const device bfloat* x, const threadgroup uint* x_rows, int piece, int first) {
+  const int column = first + piece % (DEPTH / 8) * 8;
+  if (K % DEPTH != 0 && column >= K) {
+    return uint4(0u);
   }
+  return ((const device uint4*)(x + size_t(x_rows[piece / (DEPTH / 8)]) * K))[column / 8];
+}
+
+// A piece to its place in a tile whose rows are DEPTH + 8 apart.
+template <int DEPTH>
+inline void direct_put(threadgroup bfloat* tile, int piece, uint4 values) {
+  const int place = piece / (DEPTH / 8) * (DEPTH + 8) + direct_place(piece % (DEPTH / 8) * 8);
+  threadgroup uint* target = (threadgroup uint*)(tile + place);
+  target[0] = values.x;
+  target[4] = values.y;
+  target[8] = values.z;
+  target[12] = values.w;
 }
 
 // 16 weight rows from row `first` of a matrix on.
@@ -110,13 +110,15 @@ inline float direct_weight(const thread Codes<BITS>& codes, int i, float scale, 
   return metal::fma(scale, code_at<BITS>(codes, i), bias);
 }
 
-// acc += the bands' 128 columns times those of x, which starts in the tile at `x`, with rows `stride` apart.
-template <int BITS, int BANDS, int TOKENS>
+// acc += the bands' 128 columns times those of x, which starts in the tile at `x`, with rows `stride` apart. Rows of x
+// are taken in COUNT groups of WIDTH, each with a tile of sums; groups beyond the last row are left out.
+template <int BITS, int BANDS, int WIDTH, int COUNT>
 inline void direct_multiply(
-    thread Tile<16 * BANDS, TOKENS>& acc,
+    thread Tile<16 * BANDS, WIDTH> (&acc)[COUNT],
     const thread RowUnits<BITS, 2> (&units)[BANDS],
     const threadgroup bfloat* x,
-    int stride) {
+    int stride,
+    int rows_valid) {
 #pragma unroll
   for (int step = 0; step < DIRECT_COLUMNS / DIRECT_STEP; ++step) {
     Tile<16 * BANDS, DIRECT_STEP> values;
@@ -132,16 +134,25 @@ inline void direct_multiply(
     }
     TileOperand<16 * BANDS, DIRECT_STEP> operand;
     round_operand(operand, values);
-    tile_multiply_transposed<16 * BANDS, TOKENS, DIRECT_STEP>(acc, operand, x + DIRECT_STEP * step, stride);
+#pragma unroll
+    for (int g = 0; g < COUNT; ++g) {
+      if (g == 0 || WIDTH * g < rows_valid) {
+        tile_multiply_transposed<16 * BANDS, WIDTH, DIRECT_STEP>(
+            acc[g], operand, x + WIDTH * g * stride + DIRECT_STEP * step, stride);
+      }
+    }
   }
 }
 
-// acc += the bands times all of x [*, K], for the `rows_valid` rows of x in `x_rows`, at most TOKENS. Of every DEPTH
+// acc = the bands times all of x [*, K], for the `rows_valid` rows of x in `x_rows`, at most TOKENS. Of every DEPTH
 // columns, which all threads of the threadgroup stage in `tile`, this simdgroup takes the slice-th of SIMD_K parts. Its
-// next AHEAD units of each row are on their way in registers; `weight_rows` rows of the matrix exist.
-template <int BITS, int GROUP, int K, int BANDS, int TOKENS, int DEPTH, int SIMD_K, int AHEAD, int THREADS>
+// next AHEAD units of each row are on their way in registers, and where X_AHEAD also the threads' next pieces of x: that
+// pays where x has many rows. `weight_rows` rows of the matrix exist.
+template <
+    int BITS, int GROUP, int K, int BANDS, int TOKENS, int DEPTH, int SIMD_K, int AHEAD, bool X_AHEAD, int THREADS,
+    int WIDTH, int COUNT>
 inline void direct_product(
-    thread Tile<16 * BANDS, TOKENS>& acc,
+    thread Tile<16 * BANDS, WIDTH> (&acc)[COUNT],
     threadgroup bfloat* tile,
     const device bfloat* x,
     const threadgroup uint* x_rows,
@@ -153,26 +164,57 @@ inline void direct_product(
     int thread_id) {
   constexpr int BLOCKS = DEPTH / DIRECT_COLUMNS;
   constexpr int SHARE = BLOCKS / SIMD_K;
+  constexpr int PIECES = X_AHEAD ? (TOKENS * DEPTH / 8 + THREADS - 1) / THREADS : 1;
+  const int pieces_valid = rows_valid * (DEPTH / 8);
   RowUnits<BITS, 2> ahead[AHEAD][BANDS];
+  uint4 pieces[PIECES];
 #pragma unroll
   for (int i = 0; i < AHEAD; ++i) {
     direct_load<BITS, GROUP, K, BANDS>(
         ahead[i], bands, weight_rows, i / SHARE * BLOCKS + slice * SHARE + i % SHARE, lane);
   }
-  // Sums of rows that x does not have are not used, but they are computed.
+  if (X_AHEAD) {
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) {
+      pieces[i] = direct_piece<K, DEPTH>(x, x_rows, metal::min(thread_id + THREADS * i, pieces_valid - 1), 0);
+    }
+  }
+#pragma unroll
+  for (int g = 0; g < COUNT; ++g) {
+    acc[g].clear();
+  }
+  // Sums of rows that x does not have are not used, but those of a group's last rows are computed.
   for (int i = thread_id; i < (TOKENS - rows_valid) * (DEPTH + 8) / 8; i += THREADS) {
     ((threadgroup uint4*)tile)[rows_valid * (DEPTH + 8) / 8 + i] = uint4(0u);
   }
   for (int start = 0; start < K; start += DEPTH) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    direct_stage<DEPTH, K, THREADS>(tile, x, x_rows, rows_valid, start, thread_id);
+    if (X_AHEAD) {
+#pragma unroll
+      for (int i = 0; i < PIECES; ++i) {
+        if (thread_id + THREADS * i < pieces_valid) {
+          direct_put<DEPTH>(tile, thread_id + THREADS * i, pieces[i]);
+        }
+      }
+    } else {
+      for (int piece = thread_id; piece < pieces_valid; piece += THREADS) {
+        direct_put<DEPTH>(tile, piece, direct_piece<K, DEPTH>(x, x_rows, piece, start));
+      }
+    }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (X_AHEAD && start + DEPTH < K) {
+#pragma unroll
+      for (int i = 0; i < PIECES; ++i) {
+        const int piece = metal::min(thread_id + THREADS * i, pieces_valid - 1);
+        pieces[i] = direct_piece<K, DEPTH>(x, x_rows, piece, start + DEPTH);
+      }
+    }
     const int first = start / DIRECT_COLUMNS + slice * SHARE;
 #pragma unroll
     for (int i = 0; i < SHARE; ++i) {
       if (K % DEPTH == 0 || (first + i) * DIRECT_COLUMNS < K) {
-        direct_multiply<BITS, BANDS, TOKENS>(
-            acc, ahead[i % AHEAD], tile + (slice * SHARE + i) * DIRECT_COLUMNS, DEPTH + 8);
+        direct_multiply<BITS, BANDS, WIDTH, COUNT>(
+            acc, ahead[i % AHEAD], tile + (slice * SHARE + i) * DIRECT_COLUMNS, DEPTH + 8, rows_valid);
       }
       const int next = first + (i + AHEAD) / SHARE * BLOCKS + (i + AHEAD) % SHARE;
       if (next * DIRECT_COLUMNS < K) {
@@ -182,13 +224,13 @@ inline void direct_product(
   }
 }
 
-// A simdgroup's sums to [16 * BANDS, TOKENS] floats, whose rows are TOKENS + 1 apart.
-template <int BANDS, int TOKENS>
-inline void direct_store(threadgroup float* sums, thread Tile<16 * BANDS, TOKENS>& acc, uint lane) {
+// A simdgroup's sums to [16 * BANDS, WIDTH] floats, whose rows are WIDTH + 1 apart.
+template <int BANDS, int WIDTH>
+inline void direct_store(threadgroup float* sums, thread Tile<16 * BANDS, WIDTH>& acc, uint lane) {
 #pragma unroll
-  for (int i = 0; i < Tile<16 * BANDS, TOKENS>::ELEMENTS; ++i) {
-    const int row = Tile<16 * BANDS, TOKENS>::row(i, lane);
-    sums[row * (TOKENS + 1) + Tile<16 * BANDS, TOKENS>::column(i, lane)] = acc.get(i);
+  for (int i = 0; i < Tile<16 * BANDS, WIDTH>::ELEMENTS; ++i) {
+    const int row = Tile<16 * BANDS, WIDTH>::row(i, lane);
+    sums[row * (WIDTH + 1) + Tile<16 * BANDS, WIDTH>::column(i, lane)] = acc.get(i);
   }
 }
 #endif

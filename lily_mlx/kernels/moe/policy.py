@@ -128,18 +128,24 @@ class RowShape:
 _SHARED_ROWS = {"metal": 4, "cuda": 2, "cpu": 4}
 
 
-def gate_up_shape(hidden: int) -> RowShape:
-    """Shape of `experts_gate_up`, whose gate and up rows have ``hidden`` columns."""
+def gate_up_shape(hidden: int, bits: int = 4) -> RowShape:
+    """Shape of `experts_gate_up`, whose gate and up rows have ``hidden`` columns of ``bits`` bits."""
     lanes = _lanes(hidden)
-    rows, simdgroups = max(1, _SHARED_ROWS[current_backend()] * lanes // 32), 4
+    rows, simdgroups = max(1, _shared_rows(bits) * lanes // 32), 4
     return RowShape(rows, lanes, simdgroups, simdgroups * rows * 32 // lanes)
 
 
-def down_shape(intermediate: int, top_k: int) -> RowShape:
+def down_shape(intermediate: int, top_k: int, bits: int = 4) -> RowShape:
     """Shape of `experts_down`, whose rows have ``intermediate`` columns: one simdgroup per slot, up to 16."""
     lanes = _lanes(intermediate)
-    rows = max(1, 2 * _SHARED_ROWS[current_backend()] * lanes // 32)
+    rows = max(1, 2 * _shared_rows(bits) * lanes // 32)
     return RowShape(rows, lanes, min(top_k + 1, 16), rows * 32 // lanes)
+
+
+def _shared_rows(bits: int) -> int:
+    """Half as many rows at a time where their units fill twice as many registers as those of 8 bits."""
+    rows = _SHARED_ROWS[current_backend()]
+    return rows if bits <= 8 else rows // 2
 
 
 def _lanes(columns: int) -> int:

@@ -76,11 +76,38 @@ class MoEWeights:
 
 
 @dataclass(frozen=True)
+class MLPWeights:
+    """A gated MLP of intermediate size I, in place of a mixture of experts.
+
+    Attributes:
+        in_norm: bfloat16 [H], the layer's post-attention norm.
+        gate, up: rows I, columns H, in one encoding.
+        down: rows H, columns I.
+    """
+
+    in_norm: mx.array
+    gate: QuantizedWeight
+    up: QuantizedWeight
+    down: QuantizedWeight
+
+
+@dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer: a token mixer, then a mixture-of-experts block."""
+    """One decoder layer: a token mixer, then a mixture of experts or a gated MLP."""
 
     mixer: DeltaNetWeights | AttentionWeights
-    moe: MoEWeights
+    mlp: MoEWeights | MLPWeights
+
+    @property
+    def moe(self) -> MoEWeights:
+        """The mixture of experts.
+
+        Raises:
+            ValueError: the layer has a gated MLP.
+        """
+        if not isinstance(self.mlp, MoEWeights):
+            raise ValueError("this layer has a gated MLP and no experts")
+        return self.mlp
 
 
 @dataclass(frozen=True)

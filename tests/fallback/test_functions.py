@@ -40,11 +40,11 @@ def test_signatures_agree(name):
 
 def test_every_public_function_of_the_kernels_has_one():
     from lily_mlx import kernels
-    from lily_mlx.kernels import attention, deltanet, linear, moe, sampling  # noqa: F401
+    from lily_mlx.kernels import attention, deltanet, linear, mlp, moe, sampling  # noqa: F401
 
     launching = {
         f"{family}.{name}"
-        for family in ("linear", "deltanet", "attention", "moe", "sampling")
+        for family in ("linear", "deltanet", "attention", "mlp", "moe", "sampling")
         for name in getattr(kernels, family).__all__
         if inspect.isfunction(getattr(getattr(kernels, family), name))
     }

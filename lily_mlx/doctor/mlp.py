@@ -31,7 +31,9 @@ def _step(sizes: Sizes) -> list[Output]:
     got = kernel("mlp.gate_up_step")(x, gain, gate, up, EPS)
     columns = sample(sizes.mlp_size, _OUTPUTS)
     parts = (take_rows(gate, columns), take_rows(up, columns))
-    return [close("hidden", got[:, mx.array(columns)], reference.gate_up_step(to_float64(x), to_float64(gain), *parts, EPS))]
+    return [
+        close("hidden", got[:, mx.array(columns)], reference.gate_up_step(to_float64(x), to_float64(gain), *parts, EPS))
+    ]
 
 
 def _chunk(sizes: Sizes, rows: int) -> list[Output]:

@@ -305,5 +305,7 @@ class _Assembler:
         array = self._tensors.take(name)
         if array.dtype != mx.bfloat16 and not self._rounded:
             self._rounded = True
-            logger.warning("weights, norms or scales in %s are rounded to bfloat16", str(array.dtype).rpartition(".")[2])
+            logger.warning(
+                "weights, norms or scales in %s are rounded to bfloat16", str(array.dtype).rpartition(".")[2]
+            )
         return array.astype(mx.bfloat16)

@@ -115,7 +115,9 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "dense": Kind(_DENSE),
     "dense, tied": Kind({**_DENSE, "tie_word_embeddings": True}),
-    "dense, six query heads for a KV head": Kind({**_DENSE, "num_attention_heads": 6, "intermediate_size": 224}, (8, 32)),
+    "dense, six query heads for a KV head": Kind(
+        {**_DENSE, "num_attention_heads": 6, "intermediate_size": 224}, (8, 32)
+    ),
     "dense, bfloat16": Kind({**_DENSE, "tie_word_embeddings": True}, None),
     "dense, mixed": Kind(_DENSE, (4, 32), {"down_proj": None, **_MIXED}),
     "next": Kind(_NEXT),

@@ -98,7 +98,9 @@ def workloads(quick: bool = False) -> Iterator[Workload]:
         settings = _settings(**_FULL_SIZE | sizes)
         yield Workload(label, ModelConfig.from_dict(settings), (0, 300, 30_000), _FEW_ROWS)
     for label in ("Qwen3.6-27B", "Qwen3-Next-80B-A3B"):
-        settings = {name: value for name, value in _settings(**_FULL_SIZE | FAMILY[label]).items() if name != "quantization"}
+        settings = {
+            name: value for name, value in _settings(**_FULL_SIZE | FAMILY[label]).items() if name != "quantization"
+        }
         yield Workload(f"{label}, not quantised", ModelConfig.from_dict(settings), (0,), _FEW_ROWS)
     # The shared expert may have an encoding of its own.
     for bits in BITS:

@@ -120,9 +120,7 @@ def test_experts_of_one_token(layout):
     logits = generator.normal(0.0, 2.0, (1, 7)).astype(np.float32)
     hidden, routing = moe.experts_gate_up(x, gain, mx.array(logits), weights, 2, EPS, True)
     experts, scores = moe.split_routing(routing)
-    want = moe_reference.experts_gate_up(
-        to_numpy(x), to_numpy(gain), logits.astype(np.float64), dense, 2, EPS, True
-    )
+    want = moe_reference.experts_gate_up(to_numpy(x), to_numpy(gain), logits.astype(np.float64), dense, 2, EPS, True)
     assert_close("hidden", hidden, want[0], BFLOAT16_TOLERANCE / 2)
     residual = bf16(generator.standard_normal((1, 320)))
     got = moe.experts_down(hidden, routing, weights, residual)

@@ -83,7 +83,7 @@ class Kind:
                 return False
             named = [encoding for suffix, encoding in self.encodings.items() if path.endswith(suffix)]
             encoding = named[0] if named else self.default
-            quantization[path] = encoding and {"bits": encoding[0], "group_size": encoding[1]} or False
+            quantization[path] = (encoding and {"bits": encoding[0], "group_size": encoding[1]}) or False
             return quantization[path]
 
         nn.quantize(model, class_predicate=choose)
@@ -103,7 +103,8 @@ class Kind:
 
     def write_hugging_face(self, directory: Path, seed: int = 0) -> Path:
         """Writes the tensors of a model that is not quantised as Hugging Face names and shapes them."""
-        assert self.default is None and not self.encodings
+        assert self.default is None
+        assert not self.encodings
         model, settings = self.model(seed)
         tensors = _hugging_face(dict(tree_flatten(model.parameters())), settings["model_type"])
         directory.mkdir(parents=True, exist_ok=True)
@@ -114,9 +115,10 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "dense": Kind(_DENSE),
-    "dense, tied": Kind({**_DENSE, "tie_word_embeddings": True}),
-    "dense, six query heads for a KV head": Kind(
-        {**_DENSE, "num_attention_heads": 6, "intermediate_size": 224}, (8, 32)
+    # Heads in the proportions of 0.8B, 27B and 122B-A10B.
+    "dense, tied": Kind({**_DENSE, "tie_word_embeddings": True, "linear_num_key_heads": 2}),
+    "dense, heads of 27B": Kind(
+        {**_DENSE, "num_attention_heads": 6, "linear_num_value_heads": 3, "intermediate_size": 224}, (8, 32)
     ),
     "dense, bfloat16": Kind({**_DENSE, "tie_word_embeddings": True}, None),
     "dense, mixed": Kind(_DENSE, (4, 32), {"down_proj": None, **_MIXED}),
@@ -125,6 +127,7 @@ KINDS: dict[str, Kind] = {
     "next, some dense layers": Kind({**_NEXT, "mlp_only_layers": [2], "decoder_sparse_step": 2}),
     "next, mixed": Kind(_NEXT, (4, 64), {"in_proj_ba": None, "mlp.gate": None, "shared_expert.up_proj": None}),
     "experts, bfloat16": Kind({}, None),
+    "experts, heads of 122B": Kind({"num_attention_heads": 16, "linear_num_value_heads": 4}, (5, 64)),
     "experts, mixed": Kind({}, (4, 64), _MIXED),
     "experts of a qwen3_5": Kind({"model_type": "qwen3_5"}, (4, 64), {"mlp.gate": (8, 64)}),
 }

@@ -235,22 +235,31 @@ class _Assembler:
     def _deltanet(self, layer: str) -> DeltaNetWeights:
         mixer = f"{layer}.linear_attn"
         conv = self._bfloat16(f"{mixer}.conv1d.weight")
+        in_proj, gate_proj = self._deltanet_projections(mixer)
         return DeltaNetWeights(
             in_norm=self._bfloat16(f"{layer}.input_layernorm.weight"),
-            in_proj=self._deltanet_projection(mixer),
+            in_proj=in_proj,
             conv=mx.contiguous(conv.squeeze(-1).T),
             a_log=self._tensors.take(f"{mixer}.A_log").astype(mx.float32),
             dt_bias=self._tensors.take(f"{mixer}.dt_bias").astype(mx.float32),
             out_norm=self._bfloat16(f"{mixer}.norm.weight"),
             out_proj=self._linear(f"{mixer}.out_proj"),
+            gate_proj=gate_proj,
         )
 
-    def _deltanet_projection(self, mixer: str) -> QuantizedWeight:
-        if not self._config.interleaves_heads:
-            return join_rows([self._linear(f"{mixer}.in_proj_{part}") for part in ("qkv", "z", "b", "a")])
-        names = ("qkvz", "ba")
-        parts = zip(names, interleaved_rows(self._config), strict=True)
-        return join_rows([take_rows(self._linear(f"{mixer}.in_proj_{name}"), rows) for name, rows in parts])
+    def _deltanet_projections(self, mixer: str) -> tuple[QuantizedWeight, QuantizedWeight | None]:
+        """The rows q | k | v | z | b | a, or the last two apart."""
+        if self._config.interleaves_heads:
+            wide, narrow = interleaved_rows(self._config)
+            values = [take_rows(self._linear(f"{mixer}.in_proj_qkvz"), wide)]
+            gates = [take_rows(self._linear(f"{mixer}.in_proj_ba"), narrow)]
+        else:
+            values, gates = (
+                [self._linear(f"{mixer}.in_proj_{part}") for part in parts] for parts in (("qkv", "z"), "ba")
+            )
+        if all(part.is_quantized for part in values) and not all(part.is_quantized for part in gates):
+            return join_rows(values), join_rows(gates)
+        return join_rows([*values, *gates]), None
 
     def _attention(self, layer: str) -> AttentionWeights:
         mixer = f"{layer}.self_attn"

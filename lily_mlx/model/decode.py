@@ -80,9 +80,11 @@ def decode_step(
 def deltanet_step(
     weights: DeltaNetWeights, config: ModelConfig, x: mx.array, cache: DeltaNetCache
 ) -> tuple[mx.array, DeltaNetCache]:
-    """Gated DeltaNet with its residual: x bfloat16 [1, H] to the same. 3 launches."""
+    """Gated DeltaNet with its residual: x bfloat16 [1, H] to the same. 3 launches, or 5 where b and a stand apart."""
     shape, eps = config.deltanet, config.norm_eps
     proj = norm_project(x, weights.in_norm, weights.in_proj, eps)
+    if weights.gate_proj is not None:
+        proj = mx.concatenate([proj, norm_project(x, weights.in_norm, weights.gate_proj, eps)], axis=1)
     y, conv, state = deltanet.step(proj, cache.conv, cache.state, weights.conv, weights.a_log, weights.dt_bias, shape)
     x = gated_norm_project_add(y, proj, shape.z_offset, weights.out_norm, weights.out_proj, x, eps)
     return x, DeltaNetCache(conv, state)

@@ -85,7 +85,7 @@ def deltanet_chunk(
     ``normed`` is the layer's norm of x where it is known already.
     """
     shape, eps = config.deltanet, config.norm_eps
-    proj = matmul(rms_norm(x, weights.in_norm, eps) if normed is None else normed, weights.in_proj)
+    proj = deltanet_projection(weights, rms_norm(x, weights.in_norm, eps) if normed is None else normed)
     q, k, v, decay, beta, conv = deltanet.prepare(proj, cache.conv, weights.conv, weights.a_log, weights.dt_bias, shape)
     y, state = deltanet.scan(q, k, v, decay, beta, cache.state, shape)
     new_cache = DeltaNetCache(conv, state)
@@ -94,6 +94,14 @@ def deltanet_chunk(
         return gated_norm_project_add(*rows, shape.z_offset, weights.out_norm, weights.out_proj, x[-1:], eps), new_cache
     y = deltanet.gated_norm(y, proj, weights.out_norm, shape, eps)
     return matmul(y, weights.out_proj, residual=x), new_cache
+
+
+def deltanet_projection(weights: DeltaNetWeights, normed: mx.array) -> mx.array:
+    """The joined projection of normed rows: bfloat16 [M, H] to [M, P]."""
+    proj = matmul(normed, weights.in_proj)
+    if weights.gate_proj is None:
+        return proj
+    return mx.concatenate([proj, matmul(normed, weights.gate_proj)], axis=1)
 
 
 def attention_chunk(

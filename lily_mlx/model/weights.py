@@ -31,6 +31,8 @@ class DeltaNetWeights:
         dt_bias: float32 [Hv], added to `a` before the softplus.
         out_norm: bfloat16 [Dv], the gated norm's weight, shared by the heads.
         out_proj: rows H, columns Hv*Dv.
+        gate_proj: rows b | a, which `in_proj` then lacks, where they are not quantised and the others are: these few
+            rows would make the others four times as large. None: `in_proj` has all rows.
     """
 
     in_norm: mx.array
@@ -40,6 +42,7 @@ class DeltaNetWeights:
     dt_bias: mx.array
     out_norm: mx.array
     out_proj: QuantizedWeight
+    gate_proj: QuantizedWeight | None = None
 
 
 @dataclass(frozen=True)

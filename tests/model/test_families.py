@@ -103,6 +103,13 @@ def test_accelerated_model_is_mlx_lms(checkpoint, theirs):
     assert isinstance(out, str)
 
 
+@pytest.mark.parametrize("kind", ["experts, mixed", "next, mixed"])
+def test_gates_that_are_not_quantised_leave_the_others_as_they_are(kind, tmp_path):
+    weights = Model.load(KINDS[kind].write(tmp_path)).weights
+    mixer = weights.layers[0].mixer
+    assert (mixer.in_proj.bits, mixer.gate_proj.bits) == (4, 16)
+
+
 class TestHuggingFaceCheckpoints:
     @pytest.mark.parametrize("kind", UNQUANTISED)
     def test_reads_as_mlx_lm_does(self, kind, tmp_path):

@@ -1,4 +1,4 @@
-"""Qwen3.6 MoE for MLX: a drop-in for `mlx_lm.generate` that computes with Metal kernels of its own."""
+"""Qwen3.6 and its family for MLX: a drop-in for `mlx_lm.generate` that computes with Metal kernels of its own."""
 
 import warnings
 

@@ -36,11 +36,15 @@ def quantized(generator: np.random.Generator, shape: tuple[int, ...], bits: int 
     """A random quantised weight of `shape` [..., N, K] and its exact dense values in float64.
 
     The codes are random, not the image of a smooth matrix, so every code occurs. Scales and biases are
-    bfloat16, as in checkpoints.
+    bfloat16, as in checkpoints. With 16 bits the weight holds bfloat16 values, and `group_size` has no meaning.
     """
     from lily_mlx.kernels.linear import QuantizedWeight
+    from lily_mlx.kernels.linear.weight import BFLOAT16_BITS
 
     *lead, columns = shape
+    if bits == BFLOAT16_BITS:
+        values = bf16(generator.standard_normal(shape) / columns**0.5)
+        return QuantizedWeight.from_bfloat16(values), to_numpy(values)
     words = generator.integers(0, 2**32, size=(*lead, columns * bits // 32), dtype=np.uint32)
     scales = bf16(generator.uniform(0.5, 1.5, (*lead, columns // group_size)) / (2**bits * columns**0.5))
     signs = generator.choice([-1.0, 1.0], (*lead, columns // group_size))

@@ -397,7 +397,7 @@ def test_the_documented_table_of_cases_is_true():
     assert numbers == [*range(1, 26, 2), *range(37, 58, 2), *range(79, 118, 2)]
     for name, row in rows:
         files = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row)
-        assert files or "left out" in row, name
+        assert files, name
         for file, test in files:
             content = (root / file).read_text(encoding="utf-8")
             wanted = rf"def {test}\b" if test else rf"\b{name}\b|{name.lower()}_"

@@ -57,6 +57,8 @@ REPLACES = {
     "gated_norm_project_add": "`mx.fast.rms_norm`, silu, multiply, `mx.quantized_matmul`, add",
     "head": "`mx.fast.rms_norm`, `mx.quantized_matmul`, logsumexp, and the reduction or the random draw",
     "matmul": "`mx.quantized_matmul` (several where their weights are joined), add",
+    "mlp_gate_up_chunk": "two `mx.quantized_matmul`, SwiGLU",
+    "mlp_gate_up_step": "`mx.fast.rms_norm`, two `mx.quantized_matmul`, SwiGLU",
     "moe_combine": "unsort, multiply, sum over the experts, the shared expert's gate, two adds",
     "moe_combine_norm": "the same as `moe_combine`, and `mx.fast.rms_norm`",
     "moe_experts_down": "`mx.gather_qmm`, `mx.quantized_matmul`, multiply, sum, the shared expert's gate, two adds",
@@ -79,6 +81,8 @@ WHEN = {
     "attention_append_tail": "chunks that complete no block of 128 rows",
     "attention_merge_tail": "after every 128th step",
     "draw": "with top-p, min-p, top-k or XTC",
+    "mlp_gate_up_chunk": "dense models",
+    "mlp_gate_up_step": "dense models",
     "moe_combine": "the last layer, where all rows are wanted",
     "moe_route_rows": "chunks of at most 64 rows",
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,7 +66,7 @@ class AcceleratedModel(nn.Module):  # type: ignore[misc]
         raise ValueError("an accelerated model runs on one device; shard the model that mlx_lm loaded")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class CallableModel(Model):
     """A model of this package with the calls that mlx_lm makes."""
 
@@ -140,7 +140,7 @@ def _accelerated(model: nn.Module) -> nn.Module:
 def _why_not(model: nn.Module) -> str | None:
     model_type = getattr(model, "model_type", None)
     if not isinstance(model, nn.Module) or not is_supported_family({"model_type": model_type}):
-        return f"{type(model).__name__} of model_type {model_type!r} is of another family than Qwen3.5 and Qwen3.6 MoE"
+        return f"{type(model).__name__} of model_type {model_type!r} is of another family than Qwen3.5 to Qwen3-Next"
     if any(getattr(module, "sharding_group", None) is not None for module in model.modules()):
         return "it is sharded over several devices"
     if any(isinstance(module, nn.QQLinear) for module in model.modules()):
@@ -150,7 +150,8 @@ def _why_not(model: nn.Module) -> str | None:
 
 def _settings(model: Any) -> dict[str, Any]:
     """What `config.json` says, from the arguments that mlx_lm made of it."""
-    settings: dict[str, Any] = {"model_type": model.model_type, "text_config": dict(model.args.text_config)}
+    arguments = getattr(model.args, "text_config", None) or dataclasses.asdict(model.args)
+    settings: dict[str, Any] = {"model_type": model.model_type, "text_config": dict(arguments)}
     named = {name: module for name, module in model.named_modules() if hasattr(module, "bits")}
     encodings = {name: {"bits": module.bits, "group_size": module.group_size} for name, module in named.items()}
     if encodings:
@@ -167,8 +168,8 @@ def _share_arrays(model: nn.Module) -> OnPacked:
 
     def share(path: str, weight: QuantizedWeight) -> None:
         module = modules[path]
-        for name in ("weight", "scales", "biases"):
-            view, own = getattr(weight, name), module.get(name)
+        for name, view in weight.arrays.items():
+            own = module.get(name)
             # An adapter's module has none, and float16 scales were rounded for the kernels.
             if isinstance(own, mx.array) and (own.dtype, own.shape) == (view.dtype, view.shape):
                 mx.eval(view)

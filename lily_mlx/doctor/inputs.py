@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +12,10 @@ import numpy as np
 
 from lily_mlx.kernels.attention import TAIL_ROWS, AttentionShape, KVCache, capacity_for
 from lily_mlx.kernels.linear import QuantizedWeight
+from lily_mlx.kernels.linear.weight import BFLOAT16_BITS
+from lily_mlx.model.quantization import take_rows
+
+__all__ = ["Source", "expected", "sample", "take_expert", "take_rows", "to_float64"]
 
 
 class Source:
@@ -38,8 +42,10 @@ class Source:
         return mx.random.randint(0, below, (count,), dtype=mx.uint32, key=self._next())
 
     def weight(self, *shape: int, bits: int = 4, group_size: int = 64) -> QuantizedWeight:
-        """A quantised weight [..., N, K] whose values have about the deviation 1 / sqrt(K)."""
+        """A weight [..., N, K] whose values have about the deviation 1 / sqrt(K); with 16 bits it is not quantised."""
         *lead, columns = shape
+        if bits == BFLOAT16_BITS:
+            return QuantizedWeight.from_bfloat16(self.normal(*shape) * columns**-0.5)
         words = (*lead, columns * bits // 32)
         high, low = (mx.random.randint(0, 2**16, words, dtype=mx.uint32, key=self._next()) for _ in range(2))
         unit = math.sqrt(12 / columns) / 2**bits
@@ -77,12 +83,6 @@ def sample(count: int, most: int) -> list[int]:
     if count <= most:
         return list(range(count))
     return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
-
-
-def take_rows(w: QuantizedWeight, rows: Sequence[int]) -> QuantizedWeight:
-    """The matrix of some rows of a weight [N, K]."""
-    index = mx.array(list(rows), mx.uint32)
-    return QuantizedWeight.pack(w.weight[index], w.scales[index], w.biases[index], w.bits, w.group_size)
 
 
 def take_expert(w: QuantizedWeight, expert: int) -> QuantizedWeight:

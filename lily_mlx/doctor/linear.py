@@ -70,6 +70,9 @@ def checks(sizes: Sizes) -> Iterator[Check]:
         for rows in sizes.rows:
             shape = f"{rows} rows, {projection.shape}"
             yield Check("linear.matmul", shape, lambda p=projection, r=rows: _matmul(p, r))  # type: ignore[misc]
+    plain = Projection("not quantised", sizes.hidden, sizes.hidden, bits=16)
+    yield Check("linear.norm_project", plain.shape, lambda: _norm_project(plain))
+    yield Check("linear.matmul", f"{sizes.rows[0]} rows, {plain.shape}", lambda: _matmul(plain, sizes.rows[0]))
     *_, delta_out, attention_out = projections(sizes)
     yield Check("linear.project_add", attention_out.shape, lambda: _project_add(attention_out))
     yield Check("linear.gated_norm_project_add", delta_out.shape, lambda: _gated_norm_project_add(sizes, delta_out))

@@ -21,6 +21,7 @@ class Sizes:
         experts: routed experts of a layer, with their weights.
         top_k: experts of a token.
         expert_size: intermediate size I of an expert.
+        mlp_size: intermediate size of a gated MLP, which stands in place of the experts in dense models.
         vocabulary: tokens V.
         rows: sizes of chunks.
         contexts: tokens before a step or a chunk.
@@ -33,6 +34,7 @@ class Sizes:
     experts: int
     top_k: int
     expert_size: int
+    mlp_size: int
     vocabulary: int
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -46,6 +48,7 @@ FULL = Sizes(
     experts=256,
     top_k=8,
     expert_size=512,
+    mlp_size=6144,
     vocabulary=248_320,
     rows=(1, 9, 64, 512),
     contexts=(0, 300, 4096, 32_768),
@@ -62,6 +65,7 @@ SMALL = Sizes(
     experts=16,
     top_k=4,
     expert_size=64,
+    mlp_size=192,
     vocabulary=2048,
     rows=(9, 40),
     contexts=(0, 120, 1100),  # a chunk completes a block after 120; after 1100 its keys are shared in parts

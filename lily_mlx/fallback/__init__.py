@@ -18,10 +18,11 @@ from typing import Any
 from lily_mlx.kernels import attention as attention_kernels
 from lily_mlx.kernels import deltanet as deltanet_kernels
 from lily_mlx.kernels import linear as linear_kernels
+from lily_mlx.kernels import mlp as mlp_kernels
 from lily_mlx.kernels import moe as moe_kernels
 from lily_mlx.kernels import sampling as sampling_kernels
 
-from . import attention, deltanet, linear, moe, sampling
+from . import attention, deltanet, linear, mlp, moe, sampling
 
 __all__ = ["NAMES", "active", "kernel", "replacement", "use", "using"]
 
@@ -31,6 +32,7 @@ _FAMILIES: dict[str, tuple[ModuleType, ModuleType]] = {
     "linear": (linear_kernels, linear),
     "deltanet": (deltanet_kernels, deltanet),
     "attention": (attention_kernels, attention),
+    "mlp": (mlp_kernels, mlp),
     "moe": (moe_kernels, moe),
     "sampling": (sampling_kernels, sampling),
 }

@@ -53,6 +53,8 @@ def matmul(
 def embed(tokens: mx.array, w: QuantizedWeight) -> mx.array:
     """Rows of the table: uint32 [M] to bfloat16 [M, K]. An id beyond the table reads its last row."""
     rows = mx.minimum(tokens, mx.array(w.rows - 1, mx.uint32))
+    if not w.is_quantized:
+        return w.values[rows]
     scales, biases = (array[rows].astype(mx.float32) for array in (w.scales, w.biases))
     dense = mx.dequantize(w.weight[rows], scales, biases, group_size=w.group_size, bits=w.bits)
     return dense.astype(mx.bfloat16)
@@ -60,6 +62,8 @@ def embed(tokens: mx.array, w: QuantizedWeight) -> mx.array:
 
 def product(x: mx.array, w: QuantizedWeight) -> mx.array:
     """x @ w.T in float32: [M, K] to [M, N]."""
+    if not w.is_quantized:
+        return x.astype(mx.float32) @ w.values.astype(mx.float32).T
     return mx.quantized_matmul(
         x.astype(mx.float32),
         w.weight,

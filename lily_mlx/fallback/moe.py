@@ -147,6 +147,9 @@ def _row_experts(routing: Routing) -> mx.array:
 
 def _by_expert(x: mx.array, w: QuantizedWeight, experts: mx.array) -> mx.array:
     """Row r of x [R, K] times the matrix experts[r] of w [E, N, K], float32 [R, N]."""
+    if not w.is_quantized:
+        matrices = w.values.swapaxes(-1, -2).astype(mx.float32)
+        return mx.gather_mm(x[:, None].astype(mx.float32), matrices, rhs_indices=experts)[:, 0]
     return mx.gather_qmm(
         x[:, None].astype(mx.float32),
         w.weight,

@@ -1,4 +1,4 @@
-"""Qwen3.5/3.6 mixture-of-experts models: configuration, checkpoint, and a step or a chunk as kernel calls."""
+"""Models of Qwen3.5, Qwen3.6 and Qwen3-Next: configuration, checkpoint, and a step or a chunk as kernel calls."""
 
 from .cache import DeltaNetCache, LayerCache, empty_caches, merge_tails
 from .checkpoint import load_weights

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import mlx.core as mx
+
+from lily_mlx.kernels.linear.weight import BFLOAT16_BITS, NO_GROUPS
 
 from .checkpoint import assemble
 from .config import ModelConfig
@@ -27,7 +31,11 @@ class _AbstractTensors:
         overrides = {canonical_name(path): value for path, value in config.quantization.items()}
         self.encodings: dict[str, tuple[int, int]] = {}
         for path in self._linears:
-            encoding = {**config.quantization, **(overrides.get(path) or {})}
+            override = overrides.get(path)
+            if not config.quantization or override is False:
+                self.encodings[path] = (BFLOAT16_BITS, NO_GROUPS)
+                continue
+            encoding = {**config.quantization, **(override if isinstance(override, Mapping) else {})}
             self.encodings[path] = (encoding["bits"], encoding["group_size"])
 
     def take(self, name: str) -> mx.array:
@@ -36,6 +44,8 @@ class _AbstractTensors:
         path, _, part = name.rpartition(".")
         *lead, columns = self._linears[path]
         bits, group_size = self.encodings[path]
+        if bits == BFLOAT16_BITS:
+            return mx.zeros((*lead, columns), mx.bfloat16)
         if part == "weight":
             return mx.zeros((*lead, columns * bits // 32), mx.uint32)
         return mx.zeros((*lead, columns // group_size), mx.bfloat16)

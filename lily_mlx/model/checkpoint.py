@@ -1,4 +1,4 @@
-"""Reads an MLX-format checkpoint into the kernels' joined layout.
+"""Reads a checkpoint into the kernels' joined layout.
 
 Everything is checked from the files' headers first, and one error names all that is wrong. Then each
 layer is read, joined, packed and evaluated before the next one, so that peak memory is the weights plus one layer.
@@ -15,17 +15,18 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from lily_mlx.kernels.linear import QuantizedWeight
-from lily_mlx.kernels.linear.weight import BITS, GROUP_SIZES
+from lily_mlx.kernels.linear.weight import BFLOAT16_BITS, BITS, GROUP_SIZES, NO_GROUPS
 from lily_mlx.kernels.moe import ExpertWeights
 
 from .config import ModelConfig
-from .layout import Shape, linear_shapes, plain_shapes
-from .quantization import join_rows, reencode
+from .layout import Shape, interleaved_rows, linear_shapes, plain_shapes
+from .quantization import alike, join_rows, take_rows
 from .tensors import CheckpointTensors, canonical_name
 from .weights import (
     AttentionWeights,
     DeltaNetWeights,
     LayerWeights,
+    MLPWeights,
     ModelWeights,
     MoEWeights,
     Tree,
@@ -35,10 +36,8 @@ from .weights import (
 logger = logging.getLogger("lily_mlx")
 
 _FLOATS = (mx.bfloat16, mx.float16, mx.float32)
-_CONVERT = "Convert it first: mlx_lm.convert --hf-path <model> -q"
 
-
-# Called with the name of each quantised weight that is used as the checkpoint has it, once its array exists.
+# Called with the name of each weight that is used as the checkpoint has it, once its array exists.
 OnPacked = Callable[[str, QuantizedWeight], object]
 
 
@@ -68,9 +67,7 @@ def load_weights(
 
 
 def _check(directory: Path, tensors: CheckpointTensors, config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Checks all tensors; returns (bits, group size) for each quantised weight."""
-    if any(_is_unconverted(tensors, name) for name in tensors.names):
-        raise ValueError(f"{str(directory)!r} holds a Hugging Face checkpoint, not an MLX one. {_CONVERT}")
+    """Checks all tensors; returns (bits, group size) for each weight that may be quantised."""
     linears, plains = linear_shapes(config), plain_shapes(config)
     overrides = {canonical_name(path): value for path, value in config.quantization.items()}
     problems: list[str] = []
@@ -79,10 +76,14 @@ def _check(directory: Path, tensors: CheckpointTensors, config: ModelConfig) -> 
         encoding = _check_linear(tensors, path, shape, overrides.get(path), problems)
         if encoding is not None:
             encodings[path] = encoding
-    _check_default(config, {path: e for path, e in encodings.items() if path not in overrides}, problems)
+    quantized = {path: encoding for path, encoding in encodings.items() if encoding[0] != BFLOAT16_BITS}
+    if quantized and not config.quantization:
+        problems.append(f"config.json has no quantization, but {len(quantized)} weights are quantised: add it")
+    _check_default(config, {path: e for path, e in quantized.items() if path not in overrides}, problems)
     for name, shape in plains.items():
         _check_plain(tensors, name, shape, problems)
-    expected = set(plains) | {f"{path}.{part}" for path in linears for part in ("weight", "scales", "biases")}
+    expected = set(plains) | {f"{path}.weight" for path in linears}
+    expected |= {f"{path}.{part}" for path in quantized for part in ("scales", "biases")}
     for name in tensors.names:
         if name not in expected and not (config.tied and name.startswith("lm_head.")):
             problems.append(f"unexpected tensor {tensors.original_names[name]} {list(tensors.shape(name))}")
@@ -90,11 +91,6 @@ def _check(directory: Path, tensors: CheckpointTensors, config: ModelConfig) -> 
         listed = "\n".join(f"  {problem}" for problem in problems)
         raise ValueError(f"the weights in {str(directory)!r} do not fit its config.json:\n{listed}")
     return encodings
-
-
-def _is_unconverted(tensors: CheckpointTensors, name: str) -> bool:
-    unsanitised_conv = name.endswith("conv1d.weight") and tensors.shape(name)[-1] != 1
-    return unsanitised_conv or name.endswith(".experts.gate_up_proj")
 
 
 def _check_plain(tensors: CheckpointTensors, name: str, shape: Shape, problems: list[str]) -> None:
@@ -109,11 +105,13 @@ def _check_plain(tensors: CheckpointTensors, name: str, shape: Shape, problems: 
 def _check_linear(
     tensors: CheckpointTensors, path: str, shape: Shape, override: Any, problems: list[str]
 ) -> tuple[int, int] | None:
-    """Checks the three tensors of a quantised weight; its bits and group size follow from the shapes."""
+    """Checks the tensors of a weight; its bits and group size follow from the shapes."""
     weight, scales, biases = (f"{path}.{part}" for part in ("weight", "scales", "biases"))
     if weight in tensors and scales not in tensors and tensors.dtype(weight) in _FLOATS:
-        problems.append(f"tensor {weight} is not quantised; the kernels read quantised weights. {_CONVERT}")
-        return None
+        _check_plain(tensors, weight, shape, problems)
+        if isinstance(override, Mapping):
+            problems.append(f"config.json says that {path} is quantised, but it has no scales")
+        return BFLOAT16_BITS, NO_GROUPS
     missing = [name for name in (weight, scales, biases) if name not in tensors]
     if missing:
         problems.extend(f"missing tensor {name}" for name in missing)
@@ -188,7 +186,7 @@ def assemble(
 
     Args:
         tensors: holds every tensor that `layout` lists, in its shape.
-        encodings: (bits, group size) of each quantised weight.
+        encodings: (bits, group size) of each weight that may be quantised.
         evaluate: called with the arrays of each finished layer.
         on_packed: see `load_weights`.
     """
@@ -232,20 +230,36 @@ class _Assembler:
     def _layer(self, index: int) -> LayerWeights:
         layer = f"layers.{index}"
         mixer = self._attention(layer) if self._config.is_attention(index) else self._deltanet(layer)
-        return LayerWeights(mixer, self._moe(layer))
+        return LayerWeights(mixer, self._mlp(layer) if index in self._config.dense_layers else self._moe(layer))
 
     def _deltanet(self, layer: str) -> DeltaNetWeights:
         mixer = f"{layer}.linear_attn"
         conv = self._bfloat16(f"{mixer}.conv1d.weight")
+        in_proj, gate_proj = self._deltanet_projections(mixer)
         return DeltaNetWeights(
             in_norm=self._bfloat16(f"{layer}.input_layernorm.weight"),
-            in_proj=join_rows([self._linear(f"{mixer}.in_proj_{part}") for part in ("qkv", "z", "b", "a")]),
+            in_proj=in_proj,
             conv=mx.contiguous(conv.squeeze(-1).T),
             a_log=self._tensors.take(f"{mixer}.A_log").astype(mx.float32),
             dt_bias=self._tensors.take(f"{mixer}.dt_bias").astype(mx.float32),
             out_norm=self._bfloat16(f"{mixer}.norm.weight"),
             out_proj=self._linear(f"{mixer}.out_proj"),
+            gate_proj=gate_proj,
         )
+
+    def _deltanet_projections(self, mixer: str) -> tuple[QuantizedWeight, QuantizedWeight | None]:
+        """The rows q | k | v | z | b | a, or the last two apart."""
+        if self._config.interleaves_heads:
+            wide, narrow = interleaved_rows(self._config)
+            values = [take_rows(self._linear(f"{mixer}.in_proj_qkvz"), wide)]
+            gates = [take_rows(self._linear(f"{mixer}.in_proj_ba"), narrow)]
+        else:
+            values, gates = (
+                [self._linear(f"{mixer}.in_proj_{part}") for part in parts] for parts in (("qkv", "z"), "ba")
+            )
+        if all(part.is_quantized for part in values) and not all(part.is_quantized for part in gates):
+            return join_rows(values), join_rows(gates)
+        return join_rows([*values, *gates]), None
 
     def _attention(self, layer: str) -> AttentionWeights:
         mixer = f"{layer}.self_attn"
@@ -272,21 +286,27 @@ class _Assembler:
         router = join_rows([self._linear(f"{mlp}.gate"), self._linear(f"{mlp}.shared_expert_gate")])
         return MoEWeights(self._bfloat16(f"{layer}.post_attention_layernorm.weight"), router, experts)
 
+    def _mlp(self, layer: str) -> MLPWeights:
+        gate, up = self._alike(f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj")
+        norm = self._bfloat16(f"{layer}.post_attention_layernorm.weight")
+        return MLPWeights(norm, gate, up, self._linear(f"{layer}.mlp.down_proj"))
+
     def _alike(self, *paths: str) -> list[QuantizedWeight]:
         """Weights that one kernel reads together, in the same bits and groups."""
-        weights = [self._linear(path) for path in paths]
-        bits, group_size = max(w.bits for w in weights), min(w.group_size for w in weights)
-        return [reencode(w, bits, group_size) for w in weights]
+        return alike([self._linear(path) for path in paths])
 
     def _linear(self, path: str) -> QuantizedWeight:
         bits, group_size = self._encodings[path]
-        weight = QuantizedWeight.pack(
-            self._tensors.take(f"{path}.weight"),
-            self._bfloat16(f"{path}.scales"),
-            self._bfloat16(f"{path}.biases"),
-            bits,
-            group_size,
-        )
+        if bits == BFLOAT16_BITS:
+            weight = QuantizedWeight.from_bfloat16(self._bfloat16(f"{path}.weight"))
+        else:
+            weight = QuantizedWeight.pack(
+                self._tensors.take(f"{path}.weight"),
+                self._bfloat16(f"{path}.scales"),
+                self._bfloat16(f"{path}.biases"),
+                bits,
+                group_size,
+            )
         self._packed[path] = weight
         return weight
 
@@ -294,5 +314,7 @@ class _Assembler:
         array = self._tensors.take(name)
         if array.dtype != mx.bfloat16 and not self._rounded:
             self._rounded = True
-            logger.warning("norms or scales in %s are rounded to bfloat16", str(array.dtype).rpartition(".")[2])
+            logger.warning(
+                "weights, norms or scales in %s are rounded to bfloat16", str(array.dtype).rpartition(".")[2]
+            )
         return array.astype(mx.bfloat16)

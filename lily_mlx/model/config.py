@@ -12,12 +12,14 @@ from lily_mlx.kernels.attention import AttentionShape
 from lily_mlx.kernels.deltanet import DeltaNetShape
 
 Shape = TypeVar("Shape")
-SUPPORTED_MODEL_TYPES = ("qwen3_5_moe", "qwen3_5_moe_text")
+_QWEN3_5 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+_QWEN3_NEXT = "qwen3_next"
+SUPPORTED_MODEL_TYPES = (*_QWEN3_5, _QWEN3_NEXT)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One Qwen3.5 or Qwen3.6 mixture-of-experts model.
+    """One model of Qwen3.5, Qwen3.6 or Qwen3-Next, with experts or dense.
 
     Attributes:
         model_type: `model_type` of `config.json`.
@@ -30,7 +32,7 @@ class ModelConfig:
         norm_eps: added to the mean square in every RMSNorm (`rms_norm_eps`).
         attention: heads and rotary embedding of the attention layers.
         deltanet: heads and convolution of the Gated DeltaNet layers.
-        experts: routed experts E of a layer (`num_experts`).
+        experts: routed experts E of a layer (`num_experts`); 0 in a dense model.
         top_k: experts that each token visits (`num_experts_per_tok`).
         expert_size: intermediate size I of each expert (`moe_intermediate_size`); the shared expert's is
             the same.
@@ -39,7 +41,10 @@ class ModelConfig:
         eos_token_ids: end-of-sequence ids of `config.json`, replaced by those of
             `generation_config.json` if it has any, as in mlx_lm.
         quantization: the checkpoint's own description of its bits and groups: defaults, and overrides
-            keyed by layer path (`quantization`).
+            keyed by layer path (`quantization`); empty if nothing is quantised.
+        mlp_size: intermediate size of the dense MLPs (`intermediate_size`); 0 if there are none.
+        dense_layers: layers with a dense MLP and no experts (all layers of a dense model; `mlp_only_layers` and
+            `decoder_sparse_step` of Qwen3-Next).
     """
 
     model_type: str
@@ -58,6 +63,13 @@ class ModelConfig:
     tied: bool
     eos_token_ids: tuple[int, ...] = ()
     quantization: Mapping[str, Any] = field(default_factory=dict)
+    mlp_size: int = 0
+    dense_layers: frozenset[int] = frozenset()
+
+    @property
+    def interleaves_heads(self) -> bool:
+        """Whether a checkpoint keeps the q, k, v and z rows of each key head together, as Qwen3-Next's do."""
+        return self.model_type == _QWEN3_NEXT
 
     def is_attention(self, layer: int) -> bool:
         """Whether a layer is softmax attention; the others are Gated DeltaNet."""
@@ -93,9 +105,12 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise ValueError(f"{path} holds {type(config).__name__}, expected an object")
     if not isinstance(config.get("model_type"), str):
         raise ValueError(f"{path}: model_type is {config.get('model_type')!r}, expected a name such as 'qwen3_5_moe'")
-    for name in ("text_config", "quantization"):
+    for name in ("text_config", "quantization", "quantization_config"):
         if name in config and not isinstance(config[name], dict):
             raise ValueError(f"{path}: {name} is {config[name]!r}, expected an object; leave it out if there is none")
+    exported = directory / "hf_quant_config.json"
+    if "quantization_config" not in config and exported.exists():
+        config["quantization_config"] = {"quant_method": exported.name}  # of NVIDIA ModelOpt, which mlx_lm reads
     generation = directory / "generation_config.json"
     if generation.exists():
         try:
@@ -117,33 +132,37 @@ def require_supported_family(config: Mapping[str, Any]) -> None:
     if not is_supported_family(config):
         raise ValueError(
             f"model_type {config.get('model_type')!r} is not supported: lily_mlx runs "
-            f"{' and '.join(SUPPORTED_MODEL_TYPES)} (Qwen3.5 and Qwen3.6 mixture-of-experts); use mlx_lm for "
-            "other models"
+            f"{', '.join(SUPPORTED_MODEL_TYPES)} (Qwen3.5, Qwen3.6 and Qwen3-Next); use mlx_lm for other models"
         )
 
 
 def _read(cls: type[ModelConfig], config: Mapping[str, Any], fields: _Fields) -> ModelConfig:
     interval = fields.positive("full_attention_interval", default=4)
     layers = fields.positive("num_hidden_layers")
-    experts = fields.positive("num_experts")
-    top_k = fields.positive("num_experts_per_tok")
-    expert_size = fields.positive("moe_intermediate_size", multiple_of=32)
-    shared_size = fields.positive("shared_expert_intermediate_size")
     hidden_size = fields.positive("hidden_size", multiple_of=64)
-    if top_k > experts:
-        fields.reject("num_experts_per_tok", top_k, f"at most num_experts={experts}")
-    if shared_size != expert_size:
-        fields.reject("shared_expert_intermediate_size", shared_size, f"moe_intermediate_size={expert_size}")
+    is_next = config["model_type"] == _QWEN3_NEXT
+    dense_layers = _dense_layers(fields, layers, is_next)
+    mlp_size = fields.positive("intermediate_size", multiple_of=32) if dense_layers else 0
+    experts = top_k = expert_size = 0
+    if len(dense_layers) < layers:
+        experts = fields.positive("num_experts")
+        top_k = fields.positive("num_experts_per_tok")
+        expert_size = fields.positive("moe_intermediate_size", multiple_of=32)
+        shared_size = fields.positive("shared_expert_intermediate_size")
+        if top_k > experts:
+            fields.reject("num_experts_per_tok", top_k, f"at most num_experts={experts}")
+        if shared_size != expert_size:
+            fields.reject("shared_expert_intermediate_size", shared_size, f"moe_intermediate_size={expert_size}")
 
-    fields.expect("decoder_sparse_step", 1)
-    fields.expect("mlp_only_layers", [])
     fields.expect("attention_bias", False)
     fields.expect("attn_output_gate", True)
     fields.expect("hidden_act", "silu")
     fields.check_layer_types(layers, interval)
-    mode = fields.quantization.get("mode", "affine")
-    if mode != "affine":
-        fields.reject("quantization.mode", mode, "'affine', the default of mlx_lm.convert")
+    entries = {"quantization": fields.quantization, **fields.quantization}
+    for path, entry in entries.items():
+        mode = entry.get("mode", "affine") if isinstance(entry, Mapping) else "affine"
+        if mode != "affine":
+            fields.reject(f"{path}.mode", mode, "'affine', the default of mlx_lm.convert")
 
     attention, deltanet = _attention_shape(fields), _deltanet_shape(fields)
     values: dict[str, Any] = dict(
@@ -157,14 +176,31 @@ def _read(cls: type[ModelConfig], config: Mapping[str, Any], fields: _Fields) ->
         experts=experts,
         top_k=top_k,
         expert_size=expert_size,
-        normalise_scores=bool(fields.get("norm_topk_prob", True)),
+        normalise_scores=bool(fields.get("norm_topk_prob", not is_next)),
         tied=bool(fields.get("tie_word_embeddings", config.get("tie_word_embeddings", False))),
         eos_token_ids=_eos_token_ids(config.get("eos_token_id"), fields),
+        mlp_size=mlp_size,
+        dense_layers=dense_layers,
     )
     if fields.problems or attention is None or deltanet is None:
         listed = "\n".join(f"  {problem}" for problem in fields.problems)
         raise ValueError(f"config.json is not supported:\n{listed}")
     return cls(attention=attention, deltanet=deltanet, quantization=fields.quantization, **values)
+
+
+def _dense_layers(fields: _Fields, layers: int, is_next: bool) -> frozenset[int]:
+    """Layers without experts, by the rules of mlx_lm's models."""
+    has_experts = fields.get("num_experts", 0)
+    if not is_next:
+        # mlx_lm's qwen3_5 does not read these; transformers does.
+        fields.expect("decoder_sparse_step", 1)
+        fields.expect("mlp_only_layers", [])
+        return frozenset() if has_experts else frozenset(range(layers))
+    step, dense = fields.positive("decoder_sparse_step", default=1), fields.get("mlp_only_layers", None) or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        fields.reject("mlp_only_layers", dense, "a list of layers")
+        dense = []
+    return frozenset(i for i in range(layers) if not has_experts or i in dense or (i + 1) % step)
 
 
 def _attention_shape(fields: _Fields) -> AttentionShape | None:
@@ -211,12 +247,9 @@ class _Fields:
         self.problems: list[str] = []
         self._text = text
         quantization = config.get("quantization", text.get("quantization"))
-        if quantization is None:
-            self.reject(
-                "quantization",
-                None,
-                "a checkpoint quantised with `mlx_lm.convert -q`; the kernels read no other",
-            )
+        foreign = config.get("quantization_config", text.get("quantization_config"))
+        if quantization is None and foreign:
+            self.reject("quantization_config", foreign, "no such field, or one of mlx_lm.convert beside quantization")
         self.quantization: Mapping[str, Any] = quantization or {}
         self._rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
 

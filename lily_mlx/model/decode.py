@@ -1,4 +1,7 @@
-"""One decode step as a list of kernel calls: 6 for a DeltaNet layer, 7 for an attention layer, 3 more."""
+"""One decode step as a list of kernel calls.
+
+A DeltaNet mixer takes 3, an attention mixer 4, experts 3, a gated MLP 2, and the ends of the step 3.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ import mlx.core as mx
 from lily_mlx.kernels import attention, deltanet
 from lily_mlx.kernels.attention import KVCache
 from lily_mlx.kernels.linear import embed, gated_norm_project_add, norm_project, project_add
+from lily_mlx.kernels.mlp import gate_up_step
 from lily_mlx.kernels.moe import experts_down, experts_gate_up
 
 from .cache import DeltaNetCache, LayerCache
 from .choice import Sampling, choose
 from .config import ModelConfig
-from .weights import AttentionWeights, DeltaNetWeights, ModelWeights, MoEWeights
+from .weights import AttentionWeights, DeltaNetWeights, MLPWeights, ModelWeights, MoEWeights
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def decode_step(
         else:
             assert isinstance(cache, KVCache)
             x, cache = attention_step(layer.mixer, config, x, position, cache)
-        x = moe_step(layer.moe, config, x)
+        x = mlp_step(layer.mlp, config, x)
         new_caches.append(cache)
     choice = choose(weights, config, x, token, position, sampling, recent)
     return StepOutput(choice.token, choice.position, choice.logits, tuple(new_caches), choice.recent)
@@ -76,9 +80,11 @@ def decode_step(
 def deltanet_step(
     weights: DeltaNetWeights, config: ModelConfig, x: mx.array, cache: DeltaNetCache
 ) -> tuple[mx.array, DeltaNetCache]:
-    """Gated DeltaNet with its residual: x bfloat16 [1, H] to the same. 3 launches."""
+    """Gated DeltaNet with its residual: x bfloat16 [1, H] to the same. 3 launches, or 5 where b and a stand apart."""
     shape, eps = config.deltanet, config.norm_eps
     proj = norm_project(x, weights.in_norm, weights.in_proj, eps)
+    if weights.gate_proj is not None:
+        proj = mx.concatenate([proj, norm_project(x, weights.in_norm, weights.gate_proj, eps)], axis=1)
     y, conv, state = deltanet.step(proj, cache.conv, cache.state, weights.conv, weights.a_log, weights.dt_bias, shape)
     x = gated_norm_project_add(y, proj, shape.z_offset, weights.out_norm, weights.out_proj, x, eps)
     return x, DeltaNetCache(conv, state)
@@ -92,6 +98,14 @@ def attention_step(
     proj = norm_project(x, weights.in_norm, weights.in_proj, eps)
     y, cache = attention.step(proj, weights.q_norm, weights.k_norm, position, cache, shape, eps)
     return project_add(y, weights.out_proj, x), cache
+
+
+def mlp_step(weights: MoEWeights | MLPWeights, config: ModelConfig, x: mx.array) -> mx.array:
+    """A layer's experts or gated MLP with its residual: x bfloat16 [1, H] to the same. 3 or 2 launches."""
+    if isinstance(weights, MoEWeights):
+        return moe_step(weights, config, x)
+    hidden = gate_up_step(x, weights.in_norm, weights.gate, weights.up, config.norm_eps)
+    return project_add(hidden, weights.down, x)
 
 
 def moe_step(weights: MoEWeights, config: ModelConfig, x: mx.array) -> mx.array:

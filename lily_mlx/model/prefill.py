@@ -7,13 +7,14 @@ import mlx.core as mx
 from lily_mlx.kernels import attention, deltanet
 from lily_mlx.kernels.attention import KVCache
 from lily_mlx.kernels.linear import embed, gated_norm_project_add, matmul, project_add, rms_norm
+from lily_mlx.kernels.mlp import gate_up_chunk
 from lily_mlx.kernels.moe import Routing, combine, combine_norm, grouped_down, grouped_gate_up, route
 
 from .cache import DeltaNetCache, LayerCache
 from .choice import Sampling, choose
 from .config import ModelConfig
-from .decode import StepOutput, moe_step
-from .weights import AttentionWeights, DeltaNetWeights, LayerWeights, ModelWeights, MoEWeights
+from .decode import StepOutput, mlp_step
+from .weights import AttentionWeights, DeltaNetWeights, LayerWeights, MLPWeights, ModelWeights, MoEWeights
 
 
 def prefill_chunk(
@@ -101,11 +102,11 @@ def prefill_layers(
             x, cache = attention_chunk(layer.mixer, config, x, position, length, cache, normed, row)
         new_caches.append(cache)
         if row is not None:
-            normed = x = moe_step(layer.moe, config, x)
+            normed = x = mlp_step(layer.mlp, config, x)
         elif is_last:
-            normed = x = moe_chunk(layer.moe, config, x)
+            normed = x = mlp_chunk(layer.mlp, config, x)
         else:
-            x, normed = moe_chunk_norm(layer.moe, config, x, in_norm(weights.layers[index + 1]))
+            x, normed = mlp_chunk_norm(layer.mlp, config, x, in_norm(weights.layers[index + 1]))
     return x, normed, tuple(new_caches)
 
 
@@ -127,7 +128,7 @@ def deltanet_chunk(
     ``normed`` is the layer's norm of x where it is known already.
     """
     shape, eps = config.deltanet, config.norm_eps
-    proj = matmul(rms_norm(x, weights.in_norm, eps) if normed is None else normed, weights.in_proj)
+    proj = deltanet_projection(weights, rms_norm(x, weights.in_norm, eps) if normed is None else normed)
     q, k, v, decay, beta, conv = deltanet.prepare(proj, cache.conv, weights.conv, weights.a_log, weights.dt_bias, shape)
     y, state = deltanet.scan(q, k, v, decay, beta, cache.state, shape)
     new_cache = DeltaNetCache(conv, state)
@@ -136,6 +137,14 @@ def deltanet_chunk(
         return gated_norm_project_add(*rows, shape.z_offset, weights.out_norm, weights.out_proj, x[-1:], eps), new_cache
     y = deltanet.gated_norm(y, proj, weights.out_norm, shape, eps)
     return matmul(y, weights.out_proj, residual=x), new_cache
+
+
+def deltanet_projection(weights: DeltaNetWeights, normed: mx.array) -> mx.array:
+    """The joined projection of normed rows: bfloat16 [M, H] to [M, P]."""
+    proj = matmul(normed, weights.in_proj)
+    if weights.gate_proj is None:
+        return proj
+    return mx.concatenate([proj, matmul(normed, weights.gate_proj)], axis=1)
 
 
 def attention_chunk(
@@ -162,6 +171,24 @@ def attention_chunk(
         return project_add(y, weights.out_proj, x[-1:]), cache
     y = attention.prefill_attention(q, cache, position, proj, shape)
     return matmul(y, weights.out_proj, residual=x), cache
+
+
+def mlp_chunk(weights: MoEWeights | MLPWeights, config: ModelConfig, x: mx.array) -> mx.array:
+    """A layer's experts or gated MLP with its residual: x bfloat16 [M, H] to the same."""
+    if isinstance(weights, MoEWeights):
+        return moe_chunk(weights, config, x)
+    hidden = gate_up_chunk(rms_norm(x, weights.in_norm, config.norm_eps), weights.gate, weights.up)
+    return matmul(hidden, weights.down, residual=x)
+
+
+def mlp_chunk_norm(
+    weights: MoEWeights | MLPWeights, config: ModelConfig, x: mx.array, next_norm: mx.array
+) -> tuple[mx.array, mx.array]:
+    """`mlp_chunk`, and the norm of its result that the next layer starts with."""
+    if isinstance(weights, MoEWeights):
+        return moe_chunk_norm(weights, config, x, next_norm)
+    x = mlp_chunk(weights, config, x)
+    return x, rms_norm(x, next_norm, config.norm_eps)
 
 
 def moe_chunk(weights: MoEWeights, config: ModelConfig, x: mx.array) -> mx.array:

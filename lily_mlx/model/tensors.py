@@ -10,6 +10,8 @@ from pathlib import Path
 import mlx.core as mx
 from safetensors import SafetensorError, safe_open
 
+from .sanitize import sanitize
+
 logger = logging.getLogger("lily_mlx")
 
 INDEX = "model.safetensors.index.json"
@@ -34,7 +36,7 @@ def canonical_name(name: str) -> str:
 
 
 class CheckpointTensors:
-    """The text model's tensors of one checkpoint, by canonical name.
+    """The text model's tensors of one checkpoint, by canonical name, in MLX's arrangement (see `sanitize`).
 
     Opening reads only the headers of the files. `take` hands out each tensor once and keeps nothing, so
     memory holds what the caller holds.
@@ -64,6 +66,7 @@ class CheckpointTensors:
                     raise ValueError(f"{path}: tensor {name} repeats {other}; remove one of the two")
                 self._arrays[canonical] = array
                 self.original_names[canonical] = name
+        sanitize(self._arrays, self.original_names)
         if ignored:
             what = " and ".join(f"{count} tensors of {reason}" for reason, count in ignored.items())
             logger.warning("ignored %s: text generation does not use them", what)

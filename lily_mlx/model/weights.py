@@ -31,6 +31,8 @@ class DeltaNetWeights:
         dt_bias: float32 [Hv], added to `a` before the softplus.
         out_norm: bfloat16 [Dv], the gated norm's weight, shared by the heads.
         out_proj: rows H, columns Hv*Dv.
+        gate_proj: rows b | a, which `in_proj` then lacks, where they are not quantised and the others are: these few
+            rows would make the others four times as large. None: `in_proj` has all rows.
     """
 
     in_norm: mx.array
@@ -40,6 +42,7 @@ class DeltaNetWeights:
     dt_bias: mx.array
     out_norm: mx.array
     out_proj: QuantizedWeight
+    gate_proj: QuantizedWeight | None = None
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,38 @@ class MoEWeights:
 
 
 @dataclass(frozen=True)
+class MLPWeights:
+    """A gated MLP of intermediate size I, in place of a mixture of experts.
+
+    Attributes:
+        in_norm: bfloat16 [H], the layer's post-attention norm.
+        gate, up: rows I, columns H, in one encoding.
+        down: rows H, columns I.
+    """
+
+    in_norm: mx.array
+    gate: QuantizedWeight
+    up: QuantizedWeight
+    down: QuantizedWeight
+
+
+@dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer: a token mixer, then a mixture-of-experts block."""
+    """One decoder layer: a token mixer, then a mixture of experts or a gated MLP."""
 
     mixer: DeltaNetWeights | AttentionWeights
-    moe: MoEWeights
+    mlp: MoEWeights | MLPWeights
+
+    @property
+    def moe(self) -> MoEWeights:
+        """The mixture of experts.
+
+        Raises:
+            ValueError: the layer has a gated MLP.
+        """
+        if not isinstance(self.mlp, MoEWeights):
+            raise ValueError("this layer has a gated MLP and no experts")
+        return self.mlp
 
 
 @dataclass(frozen=True)

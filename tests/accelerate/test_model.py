@@ -185,17 +185,18 @@ def other_family():
     return Model(ModelArgs(model_type="llama", rms_norm_eps=1e-5, vocab_size=320, **sizes))
 
 
-def unquantised():
+def other_head_size():
     from mlx_lm.models.qwen3_5_moe import Model, ModelArgs
 
-    return Model(ModelArgs.from_dict({**synthetic.TINY, "text_config": dict(synthetic.TINY)}))
+    settings = {**synthetic.TINY, "linear_key_head_dim": 96}
+    return Model(ModelArgs.from_dict({**settings, "text_config": settings}))
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         pytest.param(other_family, "another family", id="llama"),
-        pytest.param(unquantised, "quantization is null", id="unquantised"),
+        pytest.param(other_head_size, "key_dim 96", id="head-size"),
     ],
 )
 def test_other_models_stay_as_they_are_after_one_notice(caplog, make, reason):

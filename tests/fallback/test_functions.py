@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from lily_mlx import fallback
-from lily_mlx.fallback import attention, deltanet, linear, moe, sampling
+from lily_mlx.fallback import attention, deltanet, linear, mlp, moe, sampling
 from lily_mlx.kernels import sampling as sampling_kernels
 from lily_mlx.kernels.attention import TAIL_ROWS, KVCache
 from lily_mlx.kernels.attention import reference as attention_reference
 from lily_mlx.kernels.deltanet import reference as deltanet_reference
 from lily_mlx.kernels.linear import reference as linear_reference
+from lily_mlx.kernels.mlp import reference as mlp_reference
 from lily_mlx.kernels.moe import reference as moe_reference
 from lily_mlx.kernels.moe import route as kernel_route
 from lily_mlx.kernels.moe import split_routing
@@ -22,11 +23,12 @@ from lily_mlx.kernels.sampling import Settings
 from lily_mlx.kernels.sampling import reference as sampling_reference
 from tests.kernels.attention import layer
 from tests.kernels.deltanet.layer import arrays, random_layer
-from tests.kernels.moe.experts import FORMATS, UNIFORM, make_experts
+from tests.kernels.moe.experts import FORMATS, UNIFORM, Format, make_experts
 from tests.kernels.moe.test_prefill import reference_routing
 from tests.support import assert_close, bf16, quantized, rng, round_bf16, to_numpy
 
 EPS = 1e-6
+NOT_QUANTISED = Format((16, 0), (16, 0), (16, 0), (16, 0))
 ROUNDED, EXACT = 6e-3, 1e-4
 
 
@@ -40,11 +42,11 @@ def test_signatures_agree(name):
 
 def test_every_public_function_of_the_kernels_has_one():
     from lily_mlx import kernels
-    from lily_mlx.kernels import attention, deltanet, linear, moe, sampling  # noqa: F401
+    from lily_mlx.kernels import attention, deltanet, linear, mlp, moe, sampling  # noqa: F401
 
     launching = {
         f"{family}.{name}"
-        for family in ("linear", "deltanet", "attention", "moe", "sampling")
+        for family in ("linear", "deltanet", "attention", "mlp", "moe", "sampling")
         for name in getattr(kernels, family).__all__
         if inspect.isfunction(getattr(getattr(kernels, family), name))
     }
@@ -52,10 +54,22 @@ def test_every_public_function_of_the_kernels_has_one():
     assert set(fallback.NAMES) == launching - plain
 
 
+class TestMLP:
+    @pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 64), (16, 0)])
+    def test_gate_and_up(self, bits, group):
+        generator = rng(bits)
+        gate, up = (quantized(generator, (70, 192), bits, group)[0] for _ in range(2))
+        x, gain = bf16(generator.normal(size=(5, 192))), bf16(generator.uniform(0.5, 1.5, 192))
+        want = mlp_reference.gate_up_chunk(to_numpy(x), gate, up)
+        assert_close("chunk", mlp.gate_up_chunk(x, gate, up), want, ROUNDED)
+        want = mlp_reference.gate_up_step(to_numpy(x[:1]), to_numpy(gain), gate, up, EPS)
+        assert_close("step", mlp.gate_up_step(x[:1], gain, gate, up, EPS), want, 2 * ROUNDED)
+
+
 class TestLinear:
     @pytest.mark.parametrize(
         ("bits", "group", "columns"),
-        [(2, 32, 96), (3, 64, 128), (4, 64, 64), (5, 32, 160), (6, 128, 128), (8, 64, 320)],
+        [(2, 32, 96), (3, 64, 128), (4, 64, 64), (5, 32, 160), (6, 128, 128), (8, 64, 320), (16, 0, 96)],
     )
     @pytest.mark.parametrize("rows", [1, 5, 33])
     def test_projections(self, bits, group, columns, rows):
@@ -97,9 +111,10 @@ class TestLinear:
         gain = bf16(generator.uniform(0.5, 1.5, 96))
         assert_close("norm", linear.rms_norm(x, gain, EPS), linear_reference.rms_norm(*arrays(x, gain), EPS), ROUNDED)
 
-    def test_embed_clamps(self):
+    @pytest.mark.parametrize("bits", [4, 16])
+    def test_embed_clamps(self, bits):
         generator = rng(3)
-        w, dense = quantized(generator, (20, 64), 4, 32)
+        w, dense = quantized(generator, (20, 64), bits, 32)
         got = linear.embed(mx.array([0, 19, 20, 2**32 - 1], mx.uint32), w)
         assert_close("rows", got, dense[[0, 19, 19, 19]], ROUNDED)
 
@@ -248,7 +263,7 @@ class TestMoE:
         assert (got.blocks.shape, got.tile_rows) == (kernels.blocks.shape, kernels.tile_rows)
 
     @pytest.mark.parametrize("normalise", [True, False])
-    @pytest.mark.parametrize("formats", [UNIFORM, FORMATS[2]], ids=str)
+    @pytest.mark.parametrize("formats", [UNIFORM, FORMATS[2], NOT_QUANTISED], ids=str)
     def test_one_token(self, formats, normalise):
         generator = rng(6)
         weights, dense = make_experts(generator, 6, 64, 128, formats)

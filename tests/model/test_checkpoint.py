@@ -258,20 +258,30 @@ class TestBrokenCheckpoints:
         with pytest.raises(ValueError, match=r"layers\.0\.linear_attn\.out_proj .* do not encode"):
             Model.load(checkpoint)
 
-    def test_unquantised_layer(self, checkpoint):
+    def test_unquantised_layer_that_the_config_says_is_quantised(self, checkpoint):
         def edit(tensors):
             for p in ("scales", "biases"):
                 del tensors[f"{LAYER}.mlp.gate.{p}"]
             tensors[f"{LAYER}.mlp.gate.weight"] = mx.zeros((8, 128), mx.bfloat16)
 
         change(checkpoint, edit)
-        with pytest.raises(ValueError, match=r"layers\.0\.mlp\.gate\.weight is not quantised.*mlx_lm\.convert"):
+        with pytest.raises(ValueError, match=r"layers\.0\.mlp\.gate is quantised, but it has no scales"):
             Model.load(checkpoint)
 
-    def test_hugging_face_checkpoint(self, checkpoint):
-        name = f"{LAYER}.linear_attn.conv1d.weight"
-        change(checkpoint, lambda tensors: tensors.update({name: tensors[name].swapaxes(1, 2)}))
-        with pytest.raises(ValueError, match=r"Hugging Face checkpoint.*mlx_lm\.convert"):
+    def test_unquantised_layer_of_another_shape(self, checkpoint):
+        def edit(tensors):
+            for p in ("scales", "biases"):
+                del tensors[f"{LAYER}.mlp.gate.{p}"]
+            tensors[f"{LAYER}.mlp.gate.weight"] = mx.zeros((8, 64), mx.bfloat16)
+
+        change(checkpoint, edit)
+        change_config(checkpoint, lambda config: config["quantization"].pop(GATE))
+        with pytest.raises(ValueError, match=r"layers\.0\.mlp\.gate\.weight has shape \[8, 64\], expected \[8, 128\]"):
+            Model.load(checkpoint)
+
+    def test_quantised_without_a_word_in_the_config(self, checkpoint):
+        change_config(checkpoint, lambda config: config.pop("quantization"))
+        with pytest.raises(ValueError, match=r"no quantization, but \d+ weights are quantised"):
             Model.load(checkpoint)
 
     def test_one_name_twice(self, checkpoint):

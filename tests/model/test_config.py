@@ -57,7 +57,8 @@ def test_rope_spellings_read_alike(spelling):
         pytest.param({"num_attention_heads": 3, "num_key_value_heads": 2}, "query_heads 3", id="heads"),
         pytest.param({"hidden_size": 100}, "hidden_size is 100", id="hidden"),
         pytest.param({"hidden_size": None}, "hidden_size is null", id="missing"),
-        pytest.param({"num_experts": 0}, "num_experts is 0", id="dense-model"),
+        pytest.param({"num_experts": 0}, "intermediate_size is null", id="dense-model"),
+        pytest.param({"num_experts": -1}, "num_experts is -1", id="experts"),
         pytest.param({"num_experts_per_tok": 9}, "num_experts_per_tok is 9", id="top-k"),
         pytest.param({"shared_expert_intermediate_size": 128}, "shared_expert_intermediate_size", id="shared-expert"),
         pytest.param({"hidden_act": "gelu"}, 'hidden_act is "gelu"', id="activation"),
@@ -67,7 +68,14 @@ def test_rope_spellings_read_alike(spelling):
         pytest.param({"layer_types": ["full_attention"] * 4}, "layer_types", id="layer-types"),
         pytest.param({"rope_parameters": {"rope_theta": 1e7, "rope_type": "yarn"}}, "yarn", id="rope-scaling"),
         pytest.param({"rope_parameters": None}, "rope_theta is null", id="no-theta"),
-        pytest.param({"quantization": None}, "mlx_lm.convert", id="not-quantised"),
+        pytest.param(
+            {"quantization": None, "quantization_config": {"quant_method": "fp8"}}, "fp8", id="foreign-quantisation"
+        ),
+        pytest.param(
+            {"quantization": {"bits": 4, "group_size": 64, "lm_head": {"mode": "mxfp4"}}},
+            "lm_head.mode",
+            id="quantisation-mode-of-a-layer",
+        ),
         pytest.param({"quantization": {"mode": "mxfp4", "bits": 4}}, "mxfp4", id="quantisation-mode"),
         pytest.param({"eos_token_id": "stop"}, "eos_token_id", id="eos"),
         pytest.param({"model_type": "llama"}, "'llama'", id="family"),

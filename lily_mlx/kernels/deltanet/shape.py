@@ -10,7 +10,7 @@ CONV_KERNEL = 4
 
 @dataclass(frozen=True)
 class DeltaNetShape:
-    """A Gated DeltaNet layer of Qwen3.5 and Qwen3.6 (Yang et al., "Gated Delta Networks", arXiv:2412.06464).
+    """A Gated DeltaNet layer of Qwen3-Next, Qwen3.5 and Qwen3.6 (Yang et al., "Gated Delta Networks", arXiv:2412.06464).
 
     The joined projection has rows of P columns: q (Hk Dk), k (Hk Dk), v (Hv Dv), z (Hv Dv), b (Hv), a (Hv).
     The first three, C channels, pass through the convolution.

@@ -143,7 +143,7 @@ def gated_norm_project_add(
 def _launch(
     kernel: Kernel, inputs: list[mx.array], w: QuantizedWeight, template: dict, out_dtype: mx.Dtype
 ) -> mx.array:
-    plan = matvec_plan(w.rows, w.columns)
+    plan = matvec_plan(w.rows, w.columns, w.bits)
     (out,) = kernel(
         inputs,
         template={**template, **weight_template(w), **plan.template()},

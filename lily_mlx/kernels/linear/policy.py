@@ -65,12 +65,15 @@ class MatvecPlan:
         return {"ROWS": self.rows, "LANES": self.lanes, "AHEAD": self.ahead, "SIMDGROUPS": self.simdgroups}
 
 
-def matvec_plan(rows: int, columns: int) -> MatvecPlan:
-    """The plan for a weight [rows, columns]: a lane for each 32 columns, at most 32 lanes."""
+def matvec_plan(rows: int, columns: int, bits: int = 4) -> MatvecPlan:
+    """The plan for a weight [rows, columns] of ``bits`` bits: a lane for each 32 columns, at most 32 lanes.
+
+    Half as many rows at a time where their units fill twice as many registers as those of 8 bits.
+    """
     device = device_policy()
     units = columns // UNIT
     lanes = min(32, 1 << (units - 1).bit_length())
-    shared = device.rows
+    shared = device.rows if bits <= 8 else device.rows // 2
     while shared > 1 and rows * lanes < device.fill * shared * 32:
         shared //= 2
     steps = -(-units // lanes)

@@ -20,6 +20,8 @@ def round_bfloat16(x: np.ndarray) -> np.ndarray:
 
 def dequantize(w: QuantizedWeight) -> np.ndarray:
     """Dense values [..., N, K] of a weight."""
+    if not w.is_quantized:
+        return np.array(w.values.astype(mx.float32)).astype(np.float64)
     words = np.array(w.weight)
     stream = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")
     digits = stream.reshape(*words.shape[:-1], w.columns, w.bits)

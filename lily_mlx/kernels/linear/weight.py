@@ -1,4 +1,7 @@
-"""`QuantizedWeight`: a matrix, or a stack of matrices, in `mx.quantize`'s affine packing, kept in one array."""
+"""`QuantizedWeight`: a matrix, or a stack of matrices, in `mx.quantize`'s affine packing, kept in one array.
+
+A weight that is not quantised has the same form with 16 bits: its codes are the bfloat16 values themselves.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import mlx.core as mx
 
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
+BFLOAT16_BITS = 16  # of a weight that is not quantised
+NO_GROUPS = 1 << 30  # its group size: larger than any row, so that the kernels' sums give every column group 0
 SECTION_WORDS = 4  # a section of a packed weight starts at a multiple of 16 bytes, the kernels' widest load
 
 
@@ -42,6 +47,8 @@ def sections_of(rows: int, columns: int, bits: int, group_size: int) -> Sections
     """
     codes, groups = rows * (columns // 32 * bits), rows * (columns // group_size)
     scales = _whole_sections(codes)
+    if bits == BFLOAT16_BITS:  # one section, which kernels may load and do not use
+        return Sections(codes, 0, scales, scales, scales + SECTION_WORDS)
     length = _whole_sections(-(-groups // 2))
     return Sections(codes, groups, scales, scales + length, scales + 2 * length)
 
@@ -59,11 +66,13 @@ class QuantizedWeight:
     biases, each from a multiple of 16 bytes on (`Sections`): a kernel that reads a weight has one input for it, where
     three would cost the host three times as much for every launch.
 
+    With 16 bits the codes are bfloat16 values, without scales and biases.
+
     Args:
-        packed: uint32 [words], as `pack` makes it.
+        packed: uint32 [words], as `pack` or `from_bfloat16` makes it.
         shape: (..., N, K).
-        bits: bits of a code: 2, 3, 4, 5, 6 or 8.
-        group_size: columns that share a scale and a bias: 32, 64 or 128.
+        bits: bits of a code: 2, 3, 4, 5, 6 or 8, or 16.
+        group_size: columns that share a scale and a bias: 32, 64 or 128; NO_GROUPS with 16 bits.
 
     Raises:
         ValueError: a shape, dtype or parameter that does not fit.
@@ -76,8 +85,9 @@ class QuantizedWeight:
 
     def __post_init__(self) -> None:
         _check_format(self.bits, self.group_size)
-        if len(self.shape) < 2 or self.columns % self.group_size:
-            raise ValueError(f"a weight of shape {self.shape} has no rows of whole groups of {self.group_size}")
+        step = 32 if self.bits == BFLOAT16_BITS else self.group_size
+        if len(self.shape) < 2 or self.columns % step:
+            raise ValueError(f"a weight of shape {self.shape} has no rows of whole groups of {step}")
         size = self._sections.size
         if self.packed.dtype != mx.uint32 or self.packed.shape != (size,):
             raise ValueError(
@@ -100,6 +110,8 @@ class QuantizedWeight:
             ValueError: a shape, dtype or parameter that does not fit.
         """
         _check_format(bits, group_size)
+        if bits == BFLOAT16_BITS:
+            raise ValueError("a weight of 16 bits has no scales and biases; make it with QuantizedWeight.from_bfloat16")
         if weight.dtype != mx.uint32:
             raise ValueError(f"codes must be uint32 words, got {weight.dtype}")
         for name, array in (("scales", scales), ("biases", biases)):
@@ -120,6 +132,28 @@ class QuantizedWeight:
         parts = [_section(array) for array in (weight, scales, biases)]
         return cls(mx.concatenate(parts), (*lead, columns), bits, group_size)
 
+    @classmethod
+    def from_bfloat16(cls, values: mx.array) -> QuantizedWeight:
+        """A weight that is not quantised, from its values, which are copied.
+
+        Args:
+            values: bfloat16 [..., N, K], K a multiple of 32.
+
+        Raises:
+            ValueError: wrong shape or dtype.
+        """
+        if values.dtype != mx.bfloat16 or values.ndim < 2 or values.shape[-1] % 32:
+            raise ValueError(
+                f"a weight of 16 bits is bfloat16 [..., N, K] with K a multiple of 32, got {values.dtype} {values.shape}"
+            )
+        parts = [_section(values), mx.zeros(SECTION_WORDS, mx.uint32)]
+        return cls(mx.concatenate(parts), tuple(values.shape), BFLOAT16_BITS, NO_GROUPS)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the weight has codes, scales and biases, and not its values."""
+        return self.bits != BFLOAT16_BITS
+
     @property
     def rows(self) -> int:
         """N, the number of outputs."""
@@ -135,7 +169,25 @@ class QuantizedWeight:
         """The dimensions of a stack of matrices; none for one matrix."""
         return self.shape[:-2]
 
-    # What is not a kernel of ours takes three arrays. They are views of the packed one, made once.
+    # What is not a kernel of ours takes several arrays. They are views of the packed one, made once.
+
+    @property
+    def arrays(self) -> dict[str, mx.array]:
+        """The arrays that a layer of mlx.nn has for this weight, by name."""
+        if not self.is_quantized:
+            return {"weight": self.values}
+        return {"weight": self.weight, "scales": self.scales, "biases": self.biases}
+
+    @functools.cached_property
+    def values(self) -> mx.array:
+        """The values of a weight of 16 bits, bfloat16 [..., N, K], a view.
+
+        Raises:
+            ValueError: the weight is quantised.
+        """
+        if self.is_quantized:
+            raise ValueError(f"a weight of {self.bits} bits has codes, not values; use mx.dequantize")
+        return self.packed[: self._sections.codes].view(mx.bfloat16).reshape(self.shape)
 
     @functools.cached_property
     def weight(self) -> mx.array:
@@ -163,6 +215,8 @@ class QuantizedWeight:
 
 
 def _check_format(bits: int, group_size: int) -> None:
+    if bits == BFLOAT16_BITS and group_size == NO_GROUPS:
+        return
     if bits not in BITS:
         raise ValueError(f"quantised weight of {bits} bits; the kernels take {BITS}")
     if group_size not in GROUP_SIZES:

@@ -63,7 +63,7 @@ def experts_gate_up(
     check_array("x", x, (1, hidden), mx.bfloat16)
     check_array("norm_weight", norm_weight, (hidden,), mx.bfloat16)
     check_array("logits", logits, (1, weights.experts + 1), mx.float32)
-    shape = policy.gate_up_shape(hidden)
+    shape = policy.gate_up_shape(hidden, max(weights.gate.bits, weights.shared_gate.bits))
     blocks = -(-intermediate // shape.block)
     out, routing = _GATE_UP(
         [x, norm_weight, logits, *weights.gate_up_arrays()],
@@ -123,7 +123,7 @@ def experts_down(hidden: mx.array, routing: mx.array, weights: ExpertWeights, re
     check_array("hidden", hidden, (top_k + 1, weights.intermediate), mx.bfloat16)
     check_array("routing", routing, (2 * top_k + 1,), mx.uint32)
     check_array("residual", residual, (1, weights.hidden), mx.bfloat16)
-    shape = policy.down_shape(weights.intermediate, top_k)
+    shape = policy.down_shape(weights.intermediate, top_k, max(weights.down.bits, weights.shared_down.bits))
     blocks = -(-weights.hidden // shape.block)
     (out,) = _DOWN(
         [hidden, routing, residual, *weights.down_arrays()],

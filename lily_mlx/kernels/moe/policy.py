@@ -55,6 +55,7 @@ class GroupedPolicy:
     ``spread``: a block's height should cover the average rows of an expert times this. ``gate_up`` and ``down``
     have a tile for each height; `grouped_gate_up` computes ``columns`` gate and as many up outputs. Blocks of few rows
     have a plan in ``short_gate_up`` and ``short_down`` instead; the first has its bands of gate and as many of up.
+    ``mlp`` are the tiles of a gated MLP, where all rows have one gate and one up matrix.
     """
 
     spread: float
@@ -62,6 +63,7 @@ class GroupedPolicy:
     short_down: tuple[ShortPlan, ...]
     gate_up: tuple[GroupedTile, ...]
     down: tuple[GroupedTile, ...]
+    mlp: tuple[GroupedTile, ...]
 
 
 _SHORT_GATE_UP = (ShortPlan(8, 1, 2, 2, 512), ShortPlan(16, 1, 2, 2, 512))
@@ -70,6 +72,7 @@ _TILES = (
     GroupedTile(32, 64, 64, 2, 2),
     GroupedTile(64, 64, 64, 2, 2),
 )
+_MLP_TILES = (GroupedTile(8, 64, 64, 1, 4), GroupedTile(16, 64, 64, 1, 4), *_TILES)
 _CUDA_SHORT_GATE_UP = (ShortPlan(16, 1, 2, 2, 512), ShortPlan(32, 1, 4, 1, 128, x_ahead=True))
 _CUDA_SHORT_DOWN = (
     ShortPlan(16, 1, 4, 1, 512, ahead=4),
@@ -81,11 +84,12 @@ _CUDA_GATE_UP = (
     GroupedTile(128, 64, 32, 1, 4),
 )
 _CUDA_DOWN = (GroupedTile(128, 128, 32, 1, 4),)
+_CUDA_MLP = (GroupedTile(16, 32, 128, 1, 4), GroupedTile(32, 64, 64, 1, 4), *_CUDA_GATE_UP)
 DEVICES = {
-    "metal": GroupedPolicy(1.0, _SHORT_GATE_UP, _SHORT_DOWN, _TILES, _TILES),
-    "cpu": GroupedPolicy(1.0, _SHORT_GATE_UP, _SHORT_DOWN, _TILES, _TILES),
+    "metal": GroupedPolicy(1.0, _SHORT_GATE_UP, _SHORT_DOWN, _TILES, _TILES, _MLP_TILES),
+    "cpu": GroupedPolicy(1.0, _SHORT_GATE_UP, _SHORT_DOWN, _TILES, _TILES, _MLP_TILES),
     # Matrix instructions multiply 16 rows; a tall block skips the rows that it does not have.
-    "cuda": GroupedPolicy(1.0, _CUDA_SHORT_GATE_UP, _CUDA_SHORT_DOWN, _CUDA_GATE_UP, _CUDA_DOWN),
+    "cuda": GroupedPolicy(1.0, _CUDA_SHORT_GATE_UP, _CUDA_SHORT_DOWN, _CUDA_GATE_UP, _CUDA_DOWN, _CUDA_MLP),
 }
 
 
@@ -112,6 +116,12 @@ def down_tile(height: int, depth: int) -> GroupedTile | ShortPlan:
     return _fitted(device.short_down, device.down, height, depth)
 
 
+def mlp_tile(rows: int, depth: int) -> GroupedTile:
+    """The tile of a gated MLP's gate and up products with ``rows`` rows, where K is ``depth``."""
+    tiles = DEVICES[current_backend()].mlp
+    return _tile(tiles, next((tile.rows for tile in tiles if rows <= tile.rows), tiles[-1].rows), depth)
+
+
 def _fitted(
     short: tuple[ShortPlan, ...], tiles: tuple[GroupedTile, ...], height: int, depth: int
 ) -> GroupedTile | ShortPlan:
@@ -119,6 +129,10 @@ def _fitted(
     for plan in short:
         if height <= plan.rows:
             return plan.for_depth(depth)
+    return _tile(tiles, height, depth)
+
+
+def _tile(tiles: tuple[GroupedTile, ...], height: int, depth: int) -> GroupedTile:
     tile = next((tile for tile in tiles if tile.rows >= height), tiles[-1])
     step = tile.depth if height <= tile.rows else 32  # threadgroup memory holds no more of taller tiles
     while depth % step:
@@ -149,18 +163,24 @@ class RowShape:
 _SHARED_ROWS = {"metal": 4, "cuda": 2, "cpu": 4}
 
 
-def gate_up_shape(hidden: int) -> RowShape:
-    """Shape of `experts_gate_up`, whose gate and up rows have ``hidden`` columns."""
+def gate_up_shape(hidden: int, bits: int = 4) -> RowShape:
+    """Shape of `experts_gate_up`, whose gate and up rows have ``hidden`` columns of ``bits`` bits."""
     lanes = _lanes(hidden)
-    rows, simdgroups = max(1, _SHARED_ROWS[current_backend()] * lanes // 32), 4
+    rows, simdgroups = max(1, _shared_rows(bits) * lanes // 32), 4
     return RowShape(rows, lanes, simdgroups, simdgroups * rows * 32 // lanes)
 
 
-def down_shape(intermediate: int, top_k: int) -> RowShape:
+def down_shape(intermediate: int, top_k: int, bits: int = 4) -> RowShape:
     """Shape of `experts_down`, whose rows have ``intermediate`` columns: one simdgroup per slot, up to 16."""
     lanes = _lanes(intermediate)
-    rows = max(1, 2 * _SHARED_ROWS[current_backend()] * lanes // 32)
+    rows = max(1, 2 * _shared_rows(bits) * lanes // 32)
     return RowShape(rows, lanes, min(top_k + 1, 16), rows * 32 // lanes)
+
+
+def _shared_rows(bits: int) -> int:
+    """Half as many rows at a time where their units fill twice as many registers as those of 8 bits."""
+    rows = _SHARED_ROWS[current_backend()]
+    return rows if bits <= 8 else rows // 2
 
 
 def _lanes(columns: int) -> int:

@@ -77,7 +77,7 @@ def head(
     check_staged(w.columns)
     if w.rows < SMALLEST_BUFFER:
         raise ValueError(f"the vocabulary has {w.rows} tokens; expected at least {SMALLEST_BUFFER}")
-    plan = matvec_plan(w.rows, w.columns)
+    plan = matvec_plan(w.rows, w.columns, w.bits)
     parts = head_parts(plan.blocks(w.rows))
     logits, best_value, best_index = _HEAD(
         [x, norm_weight, w.packed, sampling, seed, position],

@@ -40,6 +40,7 @@ from lily_mlx.model.prefill import all_logits
 from .. import metal_backend
 from ..backend import use_backend
 from ..source import KernelText
+from .family import FAMILY
 from .unit import ExactText
 
 # One layer of each kind.
@@ -87,12 +88,20 @@ class Workload:
 
 
 def workloads(quick: bool = False) -> Iterator[Workload]:
-    """Everything that is traced; `quick` leaves out all encodings but those of the checkpoints."""
+    """Everything that is traced; `quick` leaves out other models and all encodings but those of the checkpoints."""
     full, tiny = _settings(**_FULL_SIZE), _settings()
     yield Workload("full size", ModelConfig.from_dict(full), CONTEXTS, ROWS)
     yield Workload("bundled checkpoint", ModelConfig.from_dict(tiny), (0, 1, 300, 2_000), ROWS)
     if quick:
         return
+    for label, sizes in FAMILY.items():
+        settings = _settings(**_FULL_SIZE | sizes)
+        yield Workload(label, ModelConfig.from_dict(settings), (0, 300, 30_000), _FEW_ROWS)
+    for label in ("Qwen3.6-27B", "Qwen3-Next-80B-A3B"):
+        settings = {
+            name: value for name, value in _settings(**_FULL_SIZE | FAMILY[label]).items() if name != "quantization"
+        }
+        yield Workload(f"{label}, not quantised", ModelConfig.from_dict(settings), (0,), _FEW_ROWS)
     # The shared expert may have an encoding of its own.
     for bits in BITS:
         mixed = {
@@ -170,6 +179,9 @@ def _settings(**changes: Any) -> dict[str, Any]:
     inner = settings.get("text_config", settings)
     inner.pop("layer_types", None)
     inner.update(_LAYERS | changes)
+    for name in [name for name, value in changes.items() if value is None]:
+        del inner[name]
+    settings["model_type"] = inner.get("model_type", settings["model_type"])
     return settings
 
 

@@ -5,6 +5,9 @@
 // "unit" here: 16 bytes at 4 bits. Scales and biases are bfloat16 [N, K / GROUP]; GROUP is 32, 64 or 128,
 // so a unit never crosses a group. One array holds all of it: see scales_of.
 //
+// BITS 16 is a weight that is not quantised: its codes are bfloat16 values, w = code. It has no scales and biases, and
+// GROUP is larger than K, so that K / GROUP is 0 and every load of a scale goes to one place, whose value is not used.
+//
 // Matrix-vector: the LANES lanes of a row walk its units with stride LANES, so adjacent lanes read adjacent
 // 16 bytes. Each lane keeps a unit of x in registers and uses it for ROWS rows:
 //     acc[row] += scale * dot(code, x) + bias * sum(x)
@@ -171,7 +174,13 @@ template <int BITS>
 inline float codes_dot(const thread Codes<BITS>& codes, const thread float (&x)[UNIT]) {
   float even = 0.0f;
   float odd = 0.0f;
-  if (16 % BITS == 0) {
+  if (BITS == 16) {
+#pragma unroll
+    for (int i = 0; i < BITS; ++i) {
+      even = metal::fma(unpack_low(codes.words[i]), x[2 * i], even);
+      odd = metal::fma(unpack_high(codes.words[i]), x[2 * i + 1], odd);
+    }
+  } else if (16 % BITS == 0) {
     constexpr int PER_HALF = 16 / BITS;
     constexpr uint MASK = (1u << BITS) - 1u;
 #pragma unroll
@@ -207,7 +216,13 @@ inline float dequantize_in_place(uint word, float scale, float bias) {
 // The 32 weights of a unit in float.
 template <int BITS>
 inline void dequantize_unit(const thread Codes<BITS>& codes, float scale, float bias, thread float (&values)[UNIT]) {
-  if (BITS == 4) {
+  if (BITS == 16) {
+#pragma unroll
+    for (int i = 0; i < BITS; ++i) {
+      values[2 * i] = unpack_low(codes.words[i]);
+      values[2 * i + 1] = unpack_high(codes.words[i]);
+    }
+  } else if (BITS == 4) {
 #pragma unroll
     for (int i = 0; i < BITS; ++i) {
       uint word = codes.words[i];
@@ -263,8 +278,13 @@ inline void add_row_units(
     thread float (&acc)[ROWS], const thread RowUnits<BITS, ROWS>& units, const thread float (&x)[UNIT], float x_sum) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    float sum = metal::fma(float(units.biases[i]), x_sum, acc[i]);
-    acc[i] = metal::fma(float(units.scales[i]), codes_dot<BITS>(units.codes[i], x), sum);
+    float product = codes_dot<BITS>(units.codes[i], x);
+    if (BITS == 16) {
+      acc[i] += product;
+    } else {
+      float sum = metal::fma(float(units.biases[i]), x_sum, acc[i]);
+      acc[i] = metal::fma(float(units.scales[i]), product, sum);
+    }
   }
 }
 

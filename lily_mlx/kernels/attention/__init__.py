@@ -1,5 +1,6 @@
 """Gated grouped-query attention of Qwen3.5 and Qwen3.6, over a cache of immutable blocks."""
 
+from .batch import PagedCache, Work, batch_step, make_work
 from .cache import append, merge_tail
 from .decode import step
 from .prefill import prefill_attention, prepare
@@ -9,9 +10,13 @@ __all__ = [
     "TAIL_ROWS",
     "AttentionShape",
     "KVCache",
+    "PagedCache",
+    "Work",
     "append",
+    "batch_step",
     "capacity_for",
     "empty_cache",
+    "make_work",
     "merge_tail",
     "prefill_attention",
     "prepare",

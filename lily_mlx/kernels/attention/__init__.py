@@ -1,6 +1,6 @@
 """Gated grouped-query attention of Qwen3.5 and Qwen3.6, over a cache of immutable blocks."""
 
-from .batch import PagedCache, Work, batch_step, make_work
+from .batch import PagedCache, Work, batch_step, lay_out, make_work
 from .cache import append, merge_tail
 from .decode import step
 from .prefill import prefill_attention, prepare
@@ -16,6 +16,7 @@ __all__ = [
     "batch_step",
     "capacity_for",
     "empty_cache",
+    "lay_out",
     "make_work",
     "merge_tail",
     "prefill_attention",

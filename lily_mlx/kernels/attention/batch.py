@@ -43,7 +43,7 @@ _COMBINE = Kernel(
     headers=("metal/include/reduce.h",),
 )
 _COMBINE_THREADS = 256
-_ITEM_STEPS = 8  # sizes of the list of items between one power of two and the next
+_ITEM_STEPS = 4  # sizes of the list of items between one power of two and the next
 _FEWEST_ITEMS = 16
 
 
@@ -79,24 +79,28 @@ class Work:
 
 
 def item_capacity(count: int) -> int:
-    """Items to allocate for ``count`` of them: at most an eighth more, in steps, so that few sizes occur."""
+    """Items to allocate for ``count`` of them: at most a quarter more, in steps, so that few sizes occur."""
     if count <= _FEWEST_ITEMS:
         return _FEWEST_ITEMS
     step = max(1, (1 << (count - 1).bit_length()) // 2 // _ITEM_STEPS)
     return -(-count // step) * step
 
 
-def make_work(positions: Sequence[int], pages: Sequence[Sequence[int]]) -> Work:
-    """The list of items of a step.
+def lay_out(
+    positions: Sequence[int], pages: Sequence[Sequence[int]], twins: Sequence[int] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """The arrays of `Work`, in NumPy.
 
     Args:
         positions: tokens of each sequence before the new one.
         pages: for each sequence its pages in the pool, in order, ``positions[b] // TAIL_ROWS`` of them.
+        twins: for each row of the batch behind these a sequence that it repeats: it gets that one's result, costs no
+            item, and its new tail stays undefined.
 
     Raises:
         ValueError: a sequence has another number of pages than its length needs.
     """
-    places = np.zeros((len(positions), 4), np.int32)
+    places = np.zeros((len(positions) + len(twins), 4), np.int32)
     items: list[np.ndarray] = []
     first = 0
     for row, (position, own) in enumerate(zip(positions, pages, strict=True)):
@@ -107,8 +111,14 @@ def make_work(positions: Sequence[int], pages: Sequence[Sequence[int]]) -> Work:
         places[row] = position, first, len(block), 0
         items.append(block)
         first += len(block)
+    places[len(positions) :] = places[list(twins)]
     unused = np.full((item_capacity(first) - first, 2), -1, np.int32)
-    return Work(mx.array(places), mx.array(np.concatenate([*items, unused])))
+    return places, np.concatenate([*items, unused])
+
+
+def make_work(positions: Sequence[int], pages: Sequence[Sequence[int]], twins: Sequence[int] = ()) -> Work:
+    """What a step reads, from the lengths and pages of its sequences; see `lay_out`."""
+    return Work(*map(mx.array, lay_out(positions, pages, twins)))
 
 
 def batch_step(

@@ -162,9 +162,9 @@ def test_large_scores_do_not_overflow():
 
 @pytest.mark.parametrize("count", [1, 16, 17, 31, 32, 33, 100, 1000, 8191, 8193, 65_536])
 def test_the_list_of_items_is_little_longer_than_needed(count):
-    assert count <= item_capacity(count) <= max(16, count * 1.125 + 1)
+    assert count <= item_capacity(count) <= max(16, count * 1.25 + 1)
     sizes = {item_capacity(n) for n in range(1, count + 1)}
-    assert len(sizes) <= 1 + 8 * max(0, count.bit_length() - 4)
+    assert len(sizes) <= 1 + 4 * max(0, count.bit_length() - 4)
 
 
 @pytest.mark.parametrize("group", [1, 3, 8, 11, 16])

@@ -42,9 +42,7 @@ def stream_states(engine: Engine, streams: int, context: int, seed: int) -> list
     nothing = mx.zeros((1, config.vocab_size))
     firsts = prompt(streams + 1, config.vocab_size)[1:]
     return [
-        replace(
-            lily_state(config, context, seed + 1000 * i), token=mx.array([firsts[i]], mx.uint32), logits=nothing
-        )
+        replace(lily_state(config, context, seed + 1000 * i), token=mx.array([firsts[i]], mx.uint32), logits=nothing)
         for i in range(streams)
     ]
 

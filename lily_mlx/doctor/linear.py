@@ -83,7 +83,9 @@ def checks(sizes: Sizes) -> Iterator[Check]:
     yield Check("sampling.select", "1000 parts", _select)
     yield Check("sampling.adjust", f"{sizes.vocabulary} tokens", lambda: _adjust(sizes))
     yield Check("sampling.draw", f"{sizes.vocabulary} tokens", lambda: _draw(sizes))
-    yield Check("sampling.choose_rows", f"3 sequences, {sizes.vocabulary} tokens", lambda: _choose_rows(sizes))
+    for filtered in (False, True):
+        shape = f"3 sequences{', filters' if filtered else ''}, {sizes.vocabulary} tokens"
+        yield Check("sampling.choose_rows", shape, lambda f=filtered: _choose_rows(sizes, f))  # type: ignore[misc]
 
 
 def _norm_project(projection: Projection) -> list[Output]:
@@ -227,11 +229,11 @@ def _draw(sizes: Sizes) -> list[Output]:
     return [equal("token", token, want)]
 
 
-def _choose_rows(sizes: Sizes) -> list[Output]:
+def _choose_rows(sizes: Sizes, filtered: bool) -> list[Output]:
     source = Source("choose_rows")
     settings = [
         Settings(),
-        Settings(temperature=1.0, min_p=0.05, top_k=40),
+        Settings(temperature=1.0, min_p=0.05, top_k=40) if filtered else Settings(temperature=1.0),
         Settings(temperature=0.8, repetition_penalty=1.3, presence_penalty=0.5),
     ]
     count = len(settings)
@@ -242,8 +244,8 @@ def _choose_rows(sizes: Sizes) -> list[Output]:
     ids = mx.array([[3, sizes.vocabulary - 1, *[NO_TOKEN] * 6]] * count, mx.uint32)
     biases, special = mx.array([[1.5, -2.0, *[0.0] * 6]] * count), mx.full((count, 8), NO_TOKEN, mx.uint32)
     values = np.stack([one.values() for one in settings])
-    values[:, UNFILTERED] = [not one.filters for one in settings]
-    controls = RowControls(mx.array(values), seed, ids, biases, special, filtered=True)
+    values[:, UNFILTERED] = [filtered and not one.filters for one in settings]
+    controls = RowControls(mx.array(values), seed, ids, biases, special, filtered)
     recent = recent.reshape(count, 32)
     got = kernel("sampling.choose_rows")(logits, tokens, position, recent, controls)
     want = expected(

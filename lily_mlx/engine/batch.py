@@ -173,8 +173,8 @@ class DecodeBatch:
                 caches.append(DeltaNetCache(_own(memory.conv[place]), _own(memory.state[place])))
             else:
                 pool = next(pools)
-                main = (_joined(array, pages) for array in (pool.keys, pool.values))
-                caches.append(KVCache(*main, _own(memory.keys[place]), _own(memory.values[place])))
+                keys, values = (_joined(array, pages) for array in (pool.keys, pool.values))
+                caches.append(KVCache(keys, values, _own(memory.keys[place]), _own(memory.values[place])))
         recent = None
         controls = row.sampling.controls
         if controls is not None and controls.remembers:
@@ -314,7 +314,9 @@ class DecodeBatch:
             if isinstance(cache, DeltaNetCache):
                 assert isinstance(memory, DeltaNetCache)
                 memories.append(
-                    DeltaNetCache(_with_row(memory.conv, place, cache.conv), _with_row(memory.state, place, cache.state))
+                    DeltaNetCache(
+                        _with_row(memory.conv, place, cache.conv), _with_row(memory.state, place, cache.state)
+                    )
                 )
                 continue
             assert isinstance(memory, Tails)

@@ -54,8 +54,10 @@ def batch_step(
         # The sequence's pages in order; what follows them belongs to others and lies after its rows.
         index = mx.minimum(place[1] + mx.arange(most, dtype=mx.int32), most - 1)
         own = mx.maximum(work.items[index, 1], 0)
-        main = (pool[own].swapaxes(0, 1).reshape(shape.kv_heads, -1, shape.head_dim) for pool in (cache.keys, cache.values))
-        alone = KVCache(*main, cache.tail_keys[row], cache.tail_values[row])
+        keys, values = (
+            pool[own].swapaxes(0, 1).reshape(shape.kv_heads, -1, shape.head_dim) for pool in (cache.keys, cache.values)
+        )
+        alone = KVCache(keys, values, cache.tail_keys[row], cache.tail_values[row])
         out, after = step(proj[row : row + 1], q_norm, k_norm, place[:1], alone, shape, eps)
         outs.append(out)
         tails.append((after.tail_keys, after.tail_values))

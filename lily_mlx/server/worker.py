@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from lily_mlx.engine import DEFAULT_CHUNK_SIZE, DecodeBatch, Engine
+from lily_mlx.engine import DEFAULT_CHUNK_SIZE, Chosen, DecodeBatch, Engine
 from lily_mlx.model import Model
 
 from .errors import busy, internal, unavailable
@@ -194,7 +194,7 @@ class Worker:
             elif answer.handle is None:
                 self._guarded(answer, lambda answer=answer: answer.join(batch))  # type: ignore[misc]
         together = [answer for answer in together if answer.handle is not None]
-        chosen = {}
+        chosen: dict[int, Chosen] = {}
         try:
             if together:
                 chosen = batch.step()
@@ -205,7 +205,7 @@ class Worker:
                 self._guarded(answer, lambda answer=answer: answer.leave(batch))  # type: ignore[misc]
             together = []
         for answer in running:
-            if answer in together:
+            if answer in together and answer.handle is not None:
                 one = chosen[answer.handle]
                 self._guarded(answer, lambda a=answer, one=one: a.take(one, batch, self.cache))  # type: ignore[misc]
             elif not answer.done:

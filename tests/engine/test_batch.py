@@ -167,7 +167,7 @@ def test_pages_come_and_go(engine, steps):
     third = batch.add(batch.state(first), GREEDY)
     pages = [row.pages for row in batch._rows]
     assert [len(own) for own in pages] == [(120 + steps) // 128] * 3
-    assert len(set(sum(pages, []))) == sum(map(len, pages))
+    assert len({page for own in pages for page in own}) == sum(map(len, pages))
     batch.remove(first)
     batch.remove(third)
     again = [batch.add(batch.state(second), GREEDY) for _ in range(12)]

@@ -156,8 +156,8 @@ def batch_step(
     """`step` of each sequence: [B, Hq * D], and the cache with the new tails."""
     outs, tail_keys, tail_values = [], cache.tail_keys.copy(), cache.tail_values.copy()
     for row, (position, own) in enumerate(zip(positions, pages, strict=True)):
-        main = (np.concatenate([pool[page] for page in own] or [pool[0, :, :0]], axis=1) for pool in cache[:2])
-        alone = KVCache(*main, cache.tail_keys[row], cache.tail_values[row])
+        keys, values = (np.concatenate([pool[page] for page in own] or [pool[0, :, :0]], axis=1) for pool in cache[:2])
+        alone = KVCache(keys, values, cache.tail_keys[row], cache.tail_values[row])
         at = np.array([position])
         out, after = step(proj[row : row + 1], q_norm, k_norm, at, alone, shape, eps)
         outs.append(out)

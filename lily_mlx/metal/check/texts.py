@@ -240,9 +240,7 @@ def _step(config: ModelConfig, state: State) -> tuple[Trace, list[mx.array]]:
     return step, [*inputs, *arrays_of(state)]
 
 
-def _batch(
-    config: ModelConfig, weights: ModelWeights, sequences: int, filtered: bool
-) -> tuple[Trace, list[mx.array]]:
+def _batch(config: ModelConfig, weights: ModelWeights, sequences: int, filtered: bool) -> tuple[Trace, list[mx.array]]:
     """A step of several sequences. How long they are decides nothing but the size of a list."""
     heads = config.attention
     pages = mx.zeros((4, heads.kv_heads, TAIL_ROWS, heads.head_dim), mx.bfloat16)

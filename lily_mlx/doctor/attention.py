@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from lily_mlx.fallback import kernel, replacement
-from lily_mlx.kernels.attention import TAIL_ROWS, AttentionShape, KVCache, PagedCache, make_work, reference
+from lily_mlx.kernels.attention import TAIL_ROWS, YOUNG_PAGE, AttentionShape, KVCache, PagedCache, make_work, reference
 
 from .check import Check, Output, close, equal
 from .inputs import Source, expected, sample, to_float64
@@ -74,7 +74,7 @@ def _step(shape: AttentionShape, context: int) -> list[Output]:
 
 
 def _batch_step(shape: AttentionShape, lengths: tuple[int, ...]) -> list[Output]:
-    """Sequences of these lengths, whose pages lie backwards in the pool."""
+    """Sequences of these lengths, whose pages lie backwards in the pool, but for the longest's last, which is young."""
     source = Source(f"batch_step {lengths}")
     proj, gains = (
         source.normal(len(lengths), shape.projection_width),
@@ -85,6 +85,9 @@ def _batch_step(shape: AttentionShape, lengths: tuple[int, ...]) -> list[Output]
     ends = np.cumsum(counts)
     pages = [list(range(end - 1, end - 1 - count, -1)) for end, count in zip(ends.tolist(), counts, strict=True)]
 
+    longest = int(np.argmax(lengths))
+    pages[longest][-1:] = [YOUNG_PAGE]
+
     def pool(name: str) -> mx.array:
         unused = mx.full((1, shape.kv_heads, TAIL_ROWS, shape.head_dim), mx.nan, mx.bfloat16)
         blocks = []
@@ -93,8 +96,13 @@ def _batch_step(shape: AttentionShape, lengths: tuple[int, ...]) -> list[Output]
             blocks.append(own.swapaxes(0, 1)[::-1])
         return mx.concatenate([*blocks, unused])
 
+    def young(name: str) -> mx.array:
+        own = getattr(caches[longest], name)[:, (counts[longest] - 1) * TAIL_ROWS : counts[longest] * TAIL_ROWS]
+        nothing = mx.full(own.shape, mx.nan, mx.bfloat16)
+        return mx.stack([own if row == longest else nothing for row in range(len(lengths))])
+
     tails = (mx.stack([getattr(cache, name) for cache in caches]) for name in ("tail_keys", "tail_values"))
-    cache = PagedCache(pool("keys"), pool("values"), *tails)
+    cache = PagedCache(pool("keys"), pool("values"), young("keys"), young("values"), *tails)
     out, after = kernel("attention.batch_step")(proj, *gains, make_work(lengths, pages), cache, shape, EPS)
     held = reference.PagedCache(*(to_float64(array) for array in vars(cache).values()))
     want, want_after = expected(reference.batch_step, proj, *gains, lengths, pages, held, shape, EPS)

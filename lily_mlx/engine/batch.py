@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
 
-from lily_mlx.kernels.attention import TAIL_ROWS, KVCache, Work, capacity_for, lay_out
+from lily_mlx.kernels.attention import TAIL_ROWS, YOUNG_PAGE, KVCache, Work, capacity_for, lay_out
 from lily_mlx.kernels.sampling import NO_TOKEN, RowControls
 from lily_mlx.model import DeltaNetCache, LayerCache, Pool, RowMemory, Sampling, Tails, arrays_of, empty_memories
 
@@ -50,7 +50,7 @@ class _Row:
     handle: int
     sampling: Sampling
     length: int  # tokens fed
-    pages: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)  # the last one may be YOUNG_PAGE
 
 
 class DecodeBatch:
@@ -138,7 +138,7 @@ class DecodeBatch:
             KeyError: no such sequence.
         """
         place = self._place(handle)
-        self._free_pages.extend(self._rows[place].pages)
+        self._free_pages.extend(page for page in self._rows[place].pages if page != YOUNG_PAGE)
         last = len(self._rows) - 1
         if last == 0:
             self._drop()
@@ -167,13 +167,13 @@ class DecodeBatch:
         """
         place = self._place(handle)
         row, pools, caches = self._rows[place], iter(self._pools), list[LayerCache]()
-        pages = mx.array(row.pages, mx.int32)
         for memory in self._memories:
             if isinstance(memory, DeltaNetCache):
                 caches.append(DeltaNetCache(_own(memory.conv[place]), _own(memory.state[place])))
             else:
                 pool = next(pools)
-                keys, values = (_joined(array, pages) for array in (pool.keys, pool.values))
+                keys = _joined(pool.keys, row.pages, pool.young_keys[place])
+                values = _joined(pool.values, row.pages, pool.young_values[place])
                 caches.append(KVCache(keys, values, _own(memory.keys[place]), _own(memory.values[place])))
         recent = None
         controls = row.sampling.controls
@@ -230,23 +230,50 @@ class DecodeBatch:
         mx.async_eval(output.tokens)
         self._tokens, self._logits, self._recent = output.tokens, output.logits, output.recent
         self._memories = output.memories
-        for place, row in enumerate(self._rows):
+        for row in self._rows:
             row.length += 1
-            if row.length % TAIL_ROWS == 0:
-                self._store_tail(place, row)
+        full = [place for place, row in enumerate(self._rows) if row.length % TAIL_ROWS == 0]
+        if full:
+            self._store_tails(full)
 
-    def _store_tail(self, place: int, row: _Row) -> None:
-        """Makes a page of a full tail."""
-        self._take_pages(row, 1)
-        page, tails = row.pages[-1], [memory for memory in self._memories if isinstance(memory, Tails)]
+    def _store_tails(self, places: Sequence[int]) -> None:
+        """Makes young pages of full tails.
+
+        A step that is still running reads the pool, so that MLX would copy it whole to change it. Where a sequence has
+        a young page already, those of all move into the pool, which happens once in 128 steps.
+        """
+        if any(self._rows[place].pages[-1:] == [YOUNG_PAGE] for place in places):
+            self._move_young()
+        tails = [memory for memory in self._memories if isinstance(memory, Tails)]
+        pools = []
+        for pool, tail in zip(self._pools, tails, strict=True):
+            young_keys, young_values = pool.young_keys, pool.young_values
+            for place in places:
+                young_keys = _with_row(young_keys, place, _own(tail.keys[place]))
+                young_values = _with_row(young_values, place, _own(tail.values[place]))
+            pools.append(Pool(pool.keys, pool.values, young_keys, young_values))
+        self._pools = tuple(pools)
+        for place in places:
+            self._rows[place].pages.append(YOUNG_PAGE)
+        self._layout = None
+
+    def _move_young(self) -> None:
+        """Moves all young pages into the pool."""
+        places = [place for place, row in enumerate(self._rows) if row.pages[-1:] == [YOUNG_PAGE]]
+        for place in places:
+            row = self._rows[place]
+            row.pages.pop()
+            self._take_pages(row, 1)
+        rows, pages = mx.array(places, mx.int32), mx.array([self._rows[place].pages[-1] for place in places], mx.int32)
         self._pools = tuple(
             Pool(
-                _with_row(pool.keys, page, _own(tail.keys[place])),
-                _with_row(pool.values, page, _own(tail.values[place])),
+                _with_rows(pool.keys, pages, pool.young_keys[rows]),
+                _with_rows(pool.values, pages, pool.young_values[rows]),
+                pool.young_keys,
+                pool.young_values,
             )
-            for pool, tail in zip(self._pools, tails, strict=True)
+            for pool in self._pools
         )
-        self._layout = None
 
     # ---- who is in ----------------------------------------------------------------------------------------------
 
@@ -265,7 +292,8 @@ class DecodeBatch:
         layers = sum(config.is_attention(i) for i in range(config.layers))
         self._memories = empty_memories(config, rows)
         self._pools = tuple(
-            Pool(*(mx.zeros((_PAGE_STEP, *page), mx.bfloat16) for _ in range(2))) for _ in range(layers)
+            Pool(*(mx.zeros((count, *page), mx.bfloat16) for count in (_PAGE_STEP, _PAGE_STEP, rows, rows)))
+            for _ in range(layers)
         )
         self._free_pages = list(range(_PAGE_STEP))[::-1]
         self._tokens, self._logits = mx.zeros(rows, mx.uint32), mx.zeros((rows, vocabulary))
@@ -292,6 +320,9 @@ class DecodeBatch:
         self._tokens, self._logits, self._recent = map(change, (self._tokens, self._logits, self._recent))
         self._memories = tuple(
             type(memory)(*[change(array) for array in arrays_of(memory)]) for memory in self._memories
+        )
+        self._pools = tuple(
+            Pool(pool.keys, pool.values, change(pool.young_keys), change(pool.young_values)) for pool in self._pools
         )
 
     def _resize_memories(self, size: int) -> None:
@@ -328,7 +359,11 @@ class DecodeBatch:
             )
             pool = next(old)
             if row.pages:
-                pool = Pool(_with_pages(pool.keys, pages, cache.keys), _with_pages(pool.values, pages, cache.values))
+                pool = replace(
+                    pool,
+                    keys=_with_pages(pool.keys, pages, cache.keys),
+                    values=_with_pages(pool.values, pages, cache.values),
+                )
             pools.append(pool)
         self._memories, self._pools = tuple(memories), tuple(pools)
 
@@ -338,7 +373,9 @@ class DecodeBatch:
         if missing > 0 and self._pools:
             old = self.pages
             more = -(-max(missing, old // 2) // _PAGE_STEP) * _PAGE_STEP
-            self._pools = tuple(Pool(*(_longer(array, more) for array in arrays_of(pool))) for pool in self._pools)
+            self._pools = tuple(
+                replace(pool, keys=_longer(pool.keys, more), values=_longer(pool.values, more)) for pool in self._pools
+            )
             self._free_pages = [*range(old, old + more)[::-1], *self._free_pages]
         if self._pools:
             row.pages.extend(self._free_pages.pop() for _ in range(count))
@@ -352,19 +389,26 @@ def _with_row(stack: mx.array, row: int, value: mx.array) -> mx.array:
     return stack
 
 
+def _with_rows(stack: mx.array, index: mx.array, values: mx.array) -> mx.array:
+    stack[index] = values
+    return stack
+
+
 def _with_pages(pool: mx.array, pages: mx.array, rows: mx.array) -> mx.array:
     """The pool with rows [Hkv, capacity, D] of a cache in these pages."""
     heads, _, width = rows.shape
     blocks = rows[:, : pages.size * TAIL_ROWS].reshape(heads, pages.size, TAIL_ROWS, width).swapaxes(0, 1)
-    pool[pages] = blocks
-    return pool
+    return _with_rows(pool, pages, blocks)
 
 
-def _joined(pool: mx.array, pages: mx.array) -> mx.array:
+def _joined(pool: mx.array, pages: Sequence[int], young: mx.array) -> mx.array:
     """The rows of some pages as one array [Hkv, capacity, D]; those without a page are zeros."""
     _, heads, _, width = pool.shape
-    length = pages.size * TAIL_ROWS
-    rows = pool[pages].swapaxes(0, 1).reshape(heads, length, width)
+    length = len(pages) * TAIL_ROWS
+    blocks = pool[mx.array([page for page in pages if page != YOUNG_PAGE], mx.int32)]
+    if YOUNG_PAGE in pages:
+        blocks = mx.concatenate([blocks, young[None]])
+    rows = blocks.swapaxes(0, 1).reshape(heads, length, width)
     return mx.contiguous(mx.pad(rows, [(0, 0), (0, capacity_for(length) - length), (0, 0)]))
 
 

@@ -39,10 +39,13 @@ class Pool:
 
     Attributes:
         keys, values: bfloat16 [pages, Hkv, TAIL_ROWS, D].
+        young_keys, young_values: bfloat16 [B, Hkv, TAIL_ROWS, D].
     """
 
     keys: mx.array
     values: mx.array
+    young_keys: mx.array
+    young_values: mx.array
 
 
 RowMemory = DeltaNetCache | Tails  # what a step renews; DeltaNetCache with an axis of sequences before its own
@@ -150,7 +153,7 @@ def attention_rows(
 ) -> tuple[mx.array, Tails]:
     """Gated attention of one token of each sequence, with its residual: x bfloat16 [B, H] to the same. 4 launches."""
     proj = matmul(normed, weights.in_proj)
-    cache = PagedCache(pool.keys, pool.values, tails.keys, tails.values)
+    cache = PagedCache(pool.keys, pool.values, pool.young_keys, pool.young_values, tails.keys, tails.values)
     y, cache = attention.batch_step(
         proj, weights.q_norm, weights.k_norm, work, cache, config.attention, config.norm_eps
     )

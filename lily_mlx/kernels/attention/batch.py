@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -28,6 +28,8 @@ _PARTS = Kernel(
         "turns",
         "keys",
         "values",
+        "young_keys",
+        "young_values",
         "tail_keys",
         "tail_values",
     ),
@@ -45,6 +47,7 @@ _COMBINE = Kernel(
 _COMBINE_THREADS = 256
 _ITEM_STEPS = 4  # sizes of the list of items between one power of two and the next
 _FEWEST_ITEMS = 16
+YOUNG_PAGE = -2  # in place of a page's number, see PagedCache
 
 
 @dataclass(frozen=True)
@@ -52,15 +55,20 @@ class PagedCache:
     """Keys and values of B sequences in one layer.
 
     A page is a block of TAIL_ROWS rows of one sequence. Sequence b of n tokens has n // TAIL_ROWS pages anywhere in the
-    pool, and its last n % TAIL_ROWS rows in its tail. Pages and rows that no sequence has are undefined.
+    pool, and its last n % TAIL_ROWS rows in its tail. One of its pages may be young: outside the pool, so that a full
+    tail becomes a page without a new pool, and many young pages move into it at once. Pages and rows that no sequence
+    has are undefined.
 
     Attributes:
         keys, values: bfloat16 [pages, Hkv, TAIL_ROWS, D], the pool, with at least one page.
+        young_keys, young_values: bfloat16 [B, Hkv, TAIL_ROWS, D], a page of each sequence.
         tail_keys, tail_values: bfloat16 [B, Hkv, TAIL_ROWS, D].
     """
 
     keys: mx.array
     values: mx.array
+    young_keys: mx.array
+    young_values: mx.array
     tail_keys: mx.array
     tail_values: mx.array
 
@@ -71,7 +79,7 @@ class Work:
 
     Attributes:
         places: int32 [B, 4]: position of the new token, first item, items, 0.
-        items: int32 [W, 2]: a sequence and one of its pages, or -1 for its tail; sequence -1: unused.
+        items: int32 [W, 2]: a sequence and one of its pages, YOUNG_PAGE, or -1 for its tail; sequence -1: unused.
     """
 
     places: mx.array
@@ -93,7 +101,8 @@ def lay_out(
 
     Args:
         positions: tokens of each sequence before the new one.
-        pages: for each sequence its pages in the pool, in order, ``positions[b] // TAIL_ROWS`` of them.
+        pages: for each sequence its pages in the pool, in order, ``positions[b] // TAIL_ROWS`` of them; one may be
+            YOUNG_PAGE.
         twins: for each row of the batch behind these a sequence that it repeats: it gets that one's result, costs no
             item, and its new tail stays undefined.
 
@@ -161,7 +170,7 @@ def batch_step(
     page = (shape.kv_heads, TAIL_ROWS, shape.head_dim)
     pages = check_rows(where, "cache.keys", cache.keys, page, mx.bfloat16)
     check_array(where, "cache.values", cache.values, (pages, *page), mx.bfloat16)
-    for name in ("tail_keys", "tail_values"):
+    for name in ("young_keys", "young_values", "tail_keys", "tail_values"):
         check_array(where, f"cache.{name}", getattr(cache, name), (rows, *page), mx.bfloat16)
     plan = plan or policy.batch_plan(shape.group)
     if plan.part_rows != TAIL_ROWS:
@@ -176,6 +185,8 @@ def batch_step(
             turns_per_position(shape.rotary_dim, shape.rope_theta),
             cache.keys,
             cache.values,
+            cache.young_keys,
+            cache.young_values,
             cache.tail_keys,
             cache.tail_values,
         ],
@@ -193,4 +204,4 @@ def batch_step(
         output_shapes=[(rows, shape.query_heads * shape.head_dim)],
         output_dtypes=[mx.bfloat16],
     )
-    return out, PagedCache(cache.keys, cache.values, tail_keys, tail_values)
+    return out, replace(cache, tail_keys=tail_keys, tail_values=tail_values)

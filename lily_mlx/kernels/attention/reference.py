@@ -139,6 +139,8 @@ class PagedCache(NamedTuple):
 
     keys: np.ndarray
     values: np.ndarray
+    young_keys: np.ndarray
+    young_values: np.ndarray
     tail_keys: np.ndarray
     tail_values: np.ndarray
 
@@ -156,13 +158,16 @@ def batch_step(
     """`step` of each sequence: [B, Hq * D], and the cache with the new tails."""
     outs, tail_keys, tail_values = [], cache.tail_keys.copy(), cache.tail_values.copy()
     for row, (position, own) in enumerate(zip(positions, pages, strict=True)):
-        keys, values = (np.concatenate([pool[page] for page in own] or [pool[0, :, :0]], axis=1) for pool in cache[:2])
+        keys, values = (
+            np.concatenate([young[row] if page < 0 else pool[page] for page in own] or [pool[0, :, :0]], axis=1)
+            for pool, young in zip(cache[:2], cache[2:4], strict=True)
+        )
         alone = KVCache(keys, values, cache.tail_keys[row], cache.tail_values[row])
         at = np.array([position])
         out, after = step(proj[row : row + 1], q_norm, k_norm, at, alone, shape, eps)
         outs.append(out)
         tail_keys[row], tail_values[row] = after.tail_keys, after.tail_values
-    return np.concatenate(outs), PagedCache(cache.keys, cache.values, tail_keys, tail_values)
+    return np.concatenate(outs), cache._replace(tail_keys=tail_keys, tail_values=tail_values)
 
 
 def merge_tail(cache: KVCache, length: int) -> KVCache:

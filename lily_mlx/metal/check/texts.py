@@ -244,13 +244,14 @@ def _batch(config: ModelConfig, weights: ModelWeights, sequences: int, filtered:
     """A step of several sequences. How long they are decides nothing but the size of a list."""
     heads = config.attention
     pages = mx.zeros((4, heads.kv_heads, TAIL_ROWS, heads.head_dim), mx.bfloat16)
+    young = mx.zeros((sequences, heads.kv_heads, TAIL_ROWS, heads.head_dim), mx.bfloat16)
     layers = sum(config.is_attention(i) for i in range(config.layers))
     samplings = [make_sampling(1.0, 0, top_p=0.9 if filtered else 0.0)] * sequences
     inputs = (
         mx.zeros(sequences, mx.uint32),
         mx.zeros(sequences, mx.int32),
         make_work([0] * sequences, [[]] * sequences),
-        (Pool(pages, pages),) * layers,
+        (Pool(pages, pages, young, young),) * layers,
         empty_memories(config, sequences),
         mx.zeros((sequences, 32), mx.uint32),
         join_controls(samplings),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from lily_mlx.kernels import attention
-from lily_mlx.kernels.attention import TAIL_ROWS, PagedCache, make_work, reference
+from lily_mlx.kernels.attention import TAIL_ROWS, YOUNG_PAGE, PagedCache, make_work, reference
 from lily_mlx.kernels.attention.batch import item_capacity
 from lily_mlx.kernels.attention.policy import PartsPlan, batch_plan
 from lily_mlx.metal import checked
@@ -37,13 +39,19 @@ class Batch:
         self.pages = [list(order[sum(counts[:i]) : sum(counts[: i + 1])]) for i in range(len(counts))]
         size = (shape.kv_heads, TAIL_ROWS, shape.head_dim)
         pools = [np.full((len(order), *size), np.nan) for _ in range(2)]
-        tails = [np.full((len(lengths), *size), np.nan) for _ in range(2)]
+        young, tails = ([np.full((len(lengths), *size), np.nan) for _ in range(2)] for _ in range(2))
         for row, (n, both) in enumerate(zip(lengths, self.rows, strict=True)):
-            for pool, tail, values in zip(pools, tails, both, strict=True):
+            if row % 2 and self.pages[row]:
+                self.pages[row][-1] = YOUNG_PAGE
+            for pool, own, tail, values in zip(pools, young, tails, both, strict=True):
                 for place, page in enumerate(self.pages[row]):
-                    pool[page] = values[place * TAIL_ROWS : (place + 1) * TAIL_ROWS].transpose(1, 0, 2)
+                    block = values[place * TAIL_ROWS : (place + 1) * TAIL_ROWS].transpose(1, 0, 2)
+                    if page == YOUNG_PAGE:
+                        own[row] = block
+                    else:
+                        pool[page] = block
                 tail[row, :, : n % TAIL_ROWS] = values[n - n % TAIL_ROWS :].transpose(1, 0, 2)
-        self.cache = PagedCache(*(bf16(array) for array in (*pools, *tails)))
+        self.cache = PagedCache(*(bf16(array) for array in (*pools, *young, *tails)))
 
     @property
     def work(self):
@@ -135,7 +143,7 @@ def test_a_sequence_does_not_depend_on_the_others():
     tails = [mx.concatenate([a[:1], b[2:3]]) for a, b in (
         (few.cache.tail_keys, many.cache.tail_keys), (few.cache.tail_values, many.cache.tail_values)
     )]  # fmt: skip
-    few.cache = PagedCache(*few_pools, *tails)
+    few.cache = PagedCache(*few_pools, few.cache.young_keys, few.cache.young_values, *tails)
     assert np.array_equal(to_numpy(many.step()[0][2]), to_numpy(few.step()[0][1]))
 
 
@@ -152,8 +160,8 @@ def test_rows_after_the_new_one_stay_unwritten(kernel_backend):
 
 def test_large_scores_do_not_overflow():
     batch = Batch([200, 130], shape_of(), seed=71)
-    scaled = [bf16(to_numpy(array) * 128) for array in (batch.cache.keys, batch.cache.tail_keys)]
-    batch.cache = PagedCache(scaled[0], batch.cache.values, scaled[1], batch.cache.tail_values)
+    names = ("keys", "young_keys", "tail_keys")
+    batch.cache = replace(batch.cache, **{name: bf16(to_numpy(getattr(batch.cache, name)) * 128) for name in names})
     batch.rows = [(round_bf16(keys * 128), values) for keys, values in batch.rows]
     out, _ = batch.step()
     for row in range(2):

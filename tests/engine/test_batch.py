@@ -197,7 +197,7 @@ def test_memory_does_not_grow(engine):
         batch.remove(handle)
     together(batch, 1)
     mx.eval(arrays_of((batch._tokens, batch._memories, batch._pools)))
-    assert mx.get_active_memory() == pytest.approx(before, rel=0.01)
+    assert mx.get_active_memory() <= 1.01 * before
 
 
 def test_a_failed_step_changes_nothing(engine, monkeypatch):

@@ -37,7 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--top-k", type=int, default=0, help="top-k of requests that give none (default: 0, all tokens)")
     add("--min-p", type=float, default=0.0, help="min-p of requests that give none (default: 0)")
     add("--max-tokens", type=int, default=512, help="tokens of an answer to requests that do not say (default: 512)")
-    add("--decode-concurrency", type=int, default=32, help="answers that are generated in turns (default: 32)")
+    add("--decode-concurrency", type=int, default=32, help="answers that are generated at once (default: 32)")
     add("--prompt-concurrency", type=int, default=8, help="prompts among them processed in turns (default: 8)")
     add("--prefill-step-size", type=int, default=2048, help="prompt tokens processed at once (default: 2048)")
     add("--prompt-cache-size", type=int, help="most snapshots in the prefix cache (default: as the bytes allow)")

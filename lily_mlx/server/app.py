@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -33,6 +34,8 @@ from .responses import Choice, Responses, dumps
 from .sequence import Event, Finished, Sequence
 from .text import AnswerText, TokenTexts
 from .worker import Worker
+
+logger = logging.getLogger("lily_mlx")
 
 KEEP_ALIVE_SECONDS = 10.0
 _LONGEST_WARNING = 500
@@ -71,6 +74,7 @@ class Server:
         self._created = int(time.time())
         # Tokenizers and templates are not made for several threads, and long prompts would hold up the event loop.
         self._text_thread = ThreadPoolExecutor(1, "text")
+        self._disk_thread = ThreadPoolExecutor(1, "prompt-cache-reader")
         assert worker.model is not None
         self._engine = Engine(worker.model)
         self._tokenizer = worker.tokenizer
@@ -90,6 +94,7 @@ class Server:
             yield
             await asyncio.to_thread(self.worker.stop)
             self._text_thread.shutdown(wait=False)
+            self._disk_thread.shutdown(wait=False)
 
         cors = Middleware(
             CORSMiddleware,
@@ -142,6 +147,8 @@ class Server:
             )
         loop = asyncio.get_running_loop()
         prompts = await loop.run_in_executor(self._text_thread, self._prompts, request)
+        if self.worker.cache.disk is not None:
+            await loop.run_in_executor(self._disk_thread, self._fetch, prompts)
         exchange = Exchange(loop, self.metrics, start)
         choices, sequences = self._sequences(request, prompts, exchange)
         self.worker.submit(sequences)
@@ -172,6 +179,14 @@ class Server:
             except ValueError as error:
                 raise RequestError(str(error), "messages" if request.chat else "prompt") from error
         return prompts
+
+    def _fetch(self, prompts: list[Prompt]) -> None:
+        """Reads from disk what the prompts begin with. Without it they are only slower."""
+        for prompt in prompts:
+            try:
+                self.worker.cache.fetch(prompt.tokens)
+            except Exception:
+                logger.exception("the prompt cache on disk was left out")
 
     def _sequences(
         self, request: Request, prompts: list[Prompt], exchange: Exchange

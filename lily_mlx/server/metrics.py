@@ -49,6 +49,13 @@ class Metrics:
         exact("prefix_cache_bytes", "gauge", "Bytes of the snapshots, shared arrays once.", cache.bytes)
         exact("prefix_cache_snapshots", "gauge", "Snapshots in the prefix cache.", cache.snapshots)
         exact("prefix_cache_evictions_total", "counter", "Snapshots dropped for the budget.", cache.evictions)
+        if cache.disk is not None:
+            disk = cache.disk
+            exact("prefix_cache_disk_bytes", "gauge", "Bytes of the prefix cache on disk.", disk.bytes)
+            exact("prefix_cache_disk_reads_total", "counter", "Snapshots read from disk.", disk.reads)
+            exact("prefix_cache_disk_writes_total", "counter", "Snapshots written to disk.", disk.writes)
+            exact("prefix_cache_disk_skipped_total", "counter", "Snapshots that were not written.", disk.skipped)
+            exact("prefix_cache_disk_errors_total", "counter", "Files not written or not read.", disk.errors)
         add("gpu_thread_idle_seconds", "gauge", "Since the GPU thread's last sign of life.", worker.idle_seconds)
         lines += ["# HELP lily_requests_total Answered requests.", "# TYPE lily_requests_total counter"]
         for (path, status), count in sorted(self._requests.items()):

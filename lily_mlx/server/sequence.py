@@ -94,7 +94,7 @@ class Sequence:
         found, common = cache.longest(tokens)
         state = self._state or engine.empty()
         if found is not None and found.length > state.length:
-            state = found
+            state = found.state()
         self._state = state
         start = state.length
         borders = {border for border in self.prompt.borders if start < border < size}

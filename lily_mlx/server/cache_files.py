@@ -18,7 +18,11 @@ FORMAT = "lily_mlx.prompt_cache.1"
 PARTIAL = ".partial"  # ending of files that are being written
 
 # bfloat16 values are held as their 16 bits, for which NumPy has no name.
-_NAMES: dict[np.dtype[Any], str] = {np.dtype(np.uint16): "BF16", np.dtype(np.float32): "F32", np.dtype(np.uint32): "U32"}
+_NAMES: dict[np.dtype[Any], str] = {
+    np.dtype(np.uint16): "BF16",
+    np.dtype(np.float32): "F32",
+    np.dtype(np.uint32): "U32",
+}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _LONGEST_HEADER = 10**7
 

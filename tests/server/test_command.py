@@ -73,6 +73,7 @@ def test_what_is_no_size(text):
         (["--draft-model", "x"], "--draft-model is not supported"),
         (["--pipeline"], "--pipeline is not supported"),
         (["--model", "/nowhere"], "/nowhere"),
+        (["--prompt-cache-dir", __file__], "--prompt-cache-dir"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

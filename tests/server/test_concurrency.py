@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
-import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,7 +15,7 @@ from lily_mlx.checkpoints import bundled_checkpoint
 from lily_mlx.engine import Engine
 from lily_mlx.server.worker import Limits
 
-from .support import serving
+from .support import serving, started
 
 SCRIPT = ("alpha", " beta", " gam", "ma", " delta", " eps")
 TEXT = "".join(SCRIPT)
@@ -167,30 +164,20 @@ def test_a_failed_answer_harms_no_other(scripted, monkeypatch, stream):
 
 def test_a_graceful_end():
     """SIGTERM lets a running answer finish, and the process ends with code 0."""
-    code = (
-        "import sys, uvicorn; from lily_mlx.server.command import main; "
-        "sys.argv[1:] = ['--port', '0', '--shutdown-seconds', '20']; main(sys.argv[1:])"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-    try:
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if "running on" in line:
-                break
-        address = line.split("running on ")[1].split()[0]
-        reader = threading.Thread(target=lambda: lines.extend(process.stderr), daemon=True)
-        reader.start()
-        with httpx.stream(
-            "POST", f"{address}/v1/completions", timeout=60, json={"prompt": "My", "max_tokens": 12, "stream": True}
-        ) as answer:
-            events = answer.iter_lines()
-            next(events)
-            process.send_signal(signal.SIGTERM)
-            assert "data: [DONE]" in list(events)
-        assert process.wait(30) in (0, -signal.SIGTERM), "".join(lines)
-    finally:
-        process.kill()
+    with (
+        started("--shutdown-seconds", "20") as server,
+        httpx.stream(
+            "POST",
+            f"{server.address}/v1/completions",
+            timeout=60,
+            json={"prompt": "My", "max_tokens": 12, "stream": True},
+        ) as answer,
+    ):
+        events = answer.iter_lines()
+        next(events)
+        server.process.send_signal(signal.SIGTERM)
+        assert "data: [DONE]" in list(events)
+        assert server.process.wait(30) in (0, -signal.SIGTERM), "".join(server.log)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,14 @@ from lily_mlx.server.disk_cache import DiskCache
 from lily_mlx.server.worker import Limits, Worker
 
 
+def wait_until(condition, seconds: float = 20.0) -> None:
+    """Waits for something to become true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
+
+
 @dataclass
 class Client:
     """Asks a server."""

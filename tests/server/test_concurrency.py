@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -15,7 +14,7 @@ from lily_mlx.checkpoints import bundled_checkpoint
 from lily_mlx.engine import Engine
 from lily_mlx.server.worker import Limits
 
-from .support import serving, started
+from .support import serving, started, wait_until
 
 SCRIPT = ("alpha", " beta", " gam", "ma", " delta", " eps")
 TEXT = "".join(SCRIPT)
@@ -32,13 +31,6 @@ def completed(server, prompt, **options):
 def streamed(server, prompt, **options):
     chunks = server.openai.completions.create(model="tiny", prompt=prompt, stream=True, **options)
     return "".join(chunk.choices[0].text for chunk in chunks)
-
-
-def wait_until(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def test_sixteen_streams_equal_sequential_requests(tiny):

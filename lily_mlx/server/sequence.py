@@ -82,6 +82,10 @@ class Sequence:
             self.done, self._state = True, None
             self._emit(error)
 
+    def release(self) -> None:
+        """Lets go of the arrays: whoever still holds a cancelled answer must not hold their memory."""
+        self._state, self._pending = None, []
+
     def prefill(self, engine: Engine, cache: PrefixCache, chunk_size: int) -> None:
         """Processes one chunk of the prompt; the last one also chooses the first token.
 

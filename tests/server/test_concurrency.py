@@ -102,6 +102,18 @@ def test_c91_a_client_that_goes_away_ends_the_work(tiny, stream):
     assert tiny.get("/health").json()["status"] == "ok"
 
 
+def test_a_cancelled_answer_holds_no_memory(tiny):
+    """Whoever still refers to it, such as a task that has not been collected yet."""
+    chunks = tiny.openai.completions.create(model="tiny", prompt="My", stream=True, max_tokens=300)
+    next(chunks)
+    (answer,) = tiny.worker._active
+    assert answer._state is not None
+    chunks.close()
+    wait_until(lambda: tiny.worker.running == 0)
+    assert answer._state is None
+    assert answer._pending == []
+
+
 def test_health_answers_while_generating(tiny):
     chunks = tiny.openai.completions.create(model="tiny", prompt="My", stream=True, max_tokens=30)
     next(chunks)

@@ -216,10 +216,10 @@ def check_any(server, path, body):
     event(f"status {answer.status_code}")
     assert answer.status_code in (200, 400, 404), answer.text
     if answer.status_code == 200 and "text/event-stream" in answer.headers["content-type"]:
-        events = answer.text.split("\n\n")
-        assert events[-2:] == ["data: [DONE]", ""]
-        for event in events[:-2]:
-            assert "error" not in json.loads(event.removeprefix("data: "))
+        parts = answer.text.split("\n\n")
+        assert parts[-2:] == ["data: [DONE]", ""]
+        for part in parts[:-2]:
+            assert "error" not in json.loads(part.removeprefix("data: "))
     elif answer.status_code == 200:
         assert all(choice["finish_reason"] for choice in answer.json()["choices"])
     else:

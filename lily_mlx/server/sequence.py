@@ -10,6 +10,7 @@ import mlx.core as mx
 from lily_mlx.engine import Engine, SequenceState, recent_tokens
 from lily_mlx.model import Sampling, arrays_of
 
+from .constraints import Constraint
 from .prefix_cache import PrefixCache
 from .prompts import Prompt
 from .text import AnswerText, Delta, TokenTexts
@@ -47,6 +48,7 @@ class Sequence:
         text: makes deltas of its tokens.
         emit: called with each event; the last one is `Finished` or an error.
         alternatives: likely tokens to report at each position; None for no log-probabilities.
+        constraint: keeps the answer to a form; None for any.
         token_texts: for those.
         eos_tokens: ids that end the text.
     """
@@ -62,12 +64,15 @@ class Sequence:
         eos_tokens: frozenset[int],
         token_texts: TokenTexts,
         alternatives: int | None = None,
+        constraint: Constraint | None = None,
     ):
         self.prompt, self.max_tokens = prompt, max_tokens
         self.cancelled = self.done = self.decoding = False
         self.computed_tokens = self.generated_tokens = 0
         self._sampling, self._text, self._emit = sampling, text, emit
         self._eos_tokens, self._token_texts, self._alternatives = eos_tokens, token_texts, alternatives
+        # The allowed tokens follow from the one before, so nothing is computed ahead of it.
+        self._constraint, self.alone = constraint, constraint is not None
         self._state: SequenceState | None = None
         self._pending: list[mx.array] = []
         self._tokens = list(prompt.tokens)
@@ -108,6 +113,8 @@ class Sequence:
         if end == size:
             state = replace(state, recent=recent_tokens(tokens[:start], self._sampling))
             self._state = engine.prefill(state, tokens[start:], self._sampling, chunk_size)
+            if self._constraint is not None:
+                self._state = self._constraint.choose(self._state)
             mx.async_eval(self._state.token)
             self.decoding = True
         else:
@@ -127,7 +134,7 @@ class Sequence:
         limit = engine.token_limit(len(self.prompt.tokens), self.max_tokens)
         last = self.generated_tokens + 1 >= limit
         ahead = None
-        if engine.looks_ahead and not last:
+        if engine.looks_ahead and self._constraint is None and not last:
             ahead = engine.step(state, self._sampling)
             mx.async_eval(ahead.token)
         token = int(state.token.item())
@@ -139,12 +146,16 @@ class Sequence:
             cache.insert(held, final)
             return
         self._state = ahead if ahead is not None else engine.step(state, self._sampling)
+        if self._constraint is not None:
+            self._state = self._constraint.choose(self._state)
 
     def _take(self, token: int, state: SequenceState, last: bool) -> bool:
         """Emits what a token adds; returns whether it ends the answer."""
         ended, stopped, delta = token in self._eos_tokens, False, Delta()
         if not ended:
             delta, stopped = self._text.add(token)
+            if self._constraint is not None:
+                self._constraint.take(token, self._text.last_segment)
             if self._alternatives is not None:
                 assert state.logits is not None
                 delta.logprobs.append(self._token_texts.logprobs(token, state.logits, self._alternatives))

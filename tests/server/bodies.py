@@ -79,14 +79,26 @@ MESSAGES = (
     | st.builds(lambda rest: [{"role": "user", "content": "hello"}, *rest], st.lists(MESSAGE, max_size=3))
 )
 
-TOKENS = st.integers(-2, 400)
-# Fields with values of their own form, so that some requests get past the checks.
+TOKENS = st.integers(0, 319)
+SOUND_MESSAGES = st.builds(
+    lambda system, turns: [*system, *turns, {"role": "user", "content": "hello"}],
+    st.lists(st.builds(lambda text: {"role": "system", "content": text}, TEXTS), max_size=1),
+    st.lists(
+        st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "assistant"]), TEXTS),
+        max_size=2,
+    ),
+)
+SOUND_TOOLS = [
+    {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}},
+    {"type": "function", "function": {"name": "g"}},
+]
+# Right values. A body of these alone is answered with 200.
 FORMS = {
     "temperature": st.floats(0, 3),
     "top_p": st.floats(0, 1),
-    "top_k": st.integers(0, 400),
+    "top_k": st.integers(0, 400) | st.just(2**70),
     "min_p": st.floats(0, 1),
-    "min_tokens_to_keep": st.integers(1, 330),
+    "min_tokens_to_keep": st.integers(1, 320),
     "xtc_probability": st.floats(0, 1),
     "xtc_threshold": st.floats(0, 0.5),
     "repetition_penalty": st.floats(0, 5),
@@ -95,48 +107,65 @@ FORMS = {
     "presence_context_size": st.integers(0, 100),
     "frequency_penalty": st.floats(-5, 5),
     "frequency_context_size": st.integers(0, 100),
-    "logit_bias": st.dictionaries(TOKENS.map(str) | TEXTS, st.floats(-200, 200) | VALUES, max_size=3),
+    "logit_bias": st.dictionaries(TOKENS.map(str), st.floats(-200, 200), max_size=3),
     "seed": st.integers(),
     "n": st.integers(1, 2),
     "stop": TEXTS | st.lists(TEXTS, max_size=3),
     "stream": st.booleans(),
-    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans() | VALUES}),
+    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans()}),
     "max_tokens": st.integers(1, 3),
     "max_completion_tokens": st.integers(1, 3),
     "model": st.sampled_from(["tiny", "default_model"]),
-    "response_format": st.sampled_from([{"type": "text"}, {"type": "json_object"}, {"type": "json_schema"}]),
-    "adapters": VALUES,
+    "response_format": st.sampled_from(
+        [
+            {"type": "text"},
+            {"type": "json_object"},
+            {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}},
+        ]
+    ),
     "user": TEXTS,
     "something_else": VALUES,
-}
-_CHAT_FORMS = {
+}  # fmt: skip
+CHAT_FORMS = {
     **FORMS,
-    "logprobs": st.booleans(),
-    "top_logprobs": st.integers(0, 20),
-    "tools": TOOLS,
-    "tool_choice": st.sampled_from(["auto", "none", "required", {"type": "function", "function": {"name": "f"}}]),
-    "chat_template_kwargs": st.dictionaries(
-        st.sampled_from(["enable_thinking", "preserve_thinking", "tools", "bos_token", "x"]) | TEXTS, VALUES, max_size=2
-    ),
+    "logprobs": st.just(True),
+    "tools": st.sampled_from([SOUND_TOOLS, SOUND_TOOLS[:1], []]),
+    "tool_choice": st.sampled_from(["auto", "none"]),
+    "parallel_tool_calls": st.booleans(),
+    "chat_template_kwargs": st.dictionaries(st.sampled_from(["enable_thinking", "preserve_thinking"]), st.booleans()),
 }
-_COMPLETION_FORMS = {
-    **FORMS,
-    "logprobs": st.integers(0, 20),
-    "echo": st.booleans(),
-    "suffix": TEXTS,
-    "best_of": st.integers(1, 2),
+COMPLETION_FORMS = {**FORMS, "logprobs": st.integers(0, 20)}
+# Nearly right, and fields whose values depend on others.
+WRONG = {
+    "messages": MESSAGES | VALUES,
+    "prompt": VALUES | st.lists(st.integers(-2, 400), max_size=3),
+    "tools": TOOLS | VALUES,
+    "tool_choice": st.sampled_from(["required", {"type": "function", "function": {"name": "f"}}]) | VALUES,
+    "logit_bias": st.dictionaries(st.integers(-2, 400).map(str) | TEXTS, VALUES, min_size=1, max_size=2) | VALUES,
+    "top_logprobs": st.integers(0, 21) | VALUES,
+    "stream_options": st.dictionaries(st.just("include_usage"), VALUES) | VALUES,
+    "chat_template_kwargs": st.dictionaries(st.sampled_from(["tools", "bos_token", "x"]) | TEXTS, VALUES, max_size=2),
+    "response_format": st.builds(
+        lambda schema: {"type": "json_schema", "json_schema": {"schema": schema}}, SCHEMAS | VALUES
+    )
+    | VALUES,
+    **dict.fromkeys(("echo", "suffix", "best_of", "adapters", "draft_model", "role_mapping"), VALUES),
 }
 
 
 def _bodies(first: dict[str, st.SearchStrategy], forms: dict[str, st.SearchStrategy]) -> st.SearchStrategy:
-    """Mostly right values, so that a body with many fields is not always refused for one."""
-    mixed = {name: st.one_of(form, form, form, VALUES) for name, form in forms.items()}
-    return st.fixed_dictionaries(first, optional=forms) | st.fixed_dictionaries(first, optional=mixed)
+    """Half of the bodies are right; most others are wrong in one field, and some in any number of fields."""
+    right = st.fixed_dictionaries(first, optional=forms)
+    fields = sorted({*first, *forms, *WRONG})
+    wrong_field = st.sampled_from(fields).flatmap(lambda name: st.tuples(st.just(name), WRONG.get(name, VALUES)))
+    one_wrong = st.builds(lambda body, field: {**body, field[0]: field[1]}, right, wrong_field)
+    anything = st.fixed_dictionaries({}, optional={name: forms.get(name, VALUES) | VALUES for name in fields})
+    return st.one_of(right, right, right, one_wrong, one_wrong, anything)
 
 
-CHATS = _bodies({"messages": MESSAGES}, _CHAT_FORMS) | st.fixed_dictionaries({"messages": VALUES})
-PROMPTS = TEXTS | st.lists(TEXTS, max_size=2) | st.lists(TOKENS, max_size=5) | st.lists(st.lists(TOKENS), max_size=2)
-COMPLETIONS = _bodies({"prompt": PROMPTS | VALUES}, _COMPLETION_FORMS)
+CHATS = _bodies({"messages": SOUND_MESSAGES}, CHAT_FORMS)
+PROMPTS = st.sampled_from(["hello\n", ["a\n", "b\n"]]) | st.lists(TOKENS, min_size=1, max_size=5)
+COMPLETIONS = _bodies({"prompt": PROMPTS}, COMPLETION_FORMS)
 
 
 def _spoiled(body: dict, position: float, junk: bytes) -> bytes:

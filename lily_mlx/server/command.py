@@ -12,6 +12,8 @@ from lily_mlx.command import add_backend, json_object, mlx_lm_arguments, model_p
 from lily_mlx.loading import find_model, load, why_mlx_lm
 from lily_mlx.model import read_config
 
+logger = logging.getLogger("lily_mlx")
+
 PROGRAM = "lily_mlx.server"
 
 # Flags that mlx_lm.server does not have.
@@ -91,7 +93,9 @@ def _run(args: argparse.Namespace) -> None:
     if reason is not None:
         args.model = name
         parser = make_parser()
-        for flag in OWN_FLAGS:  # mlx_lm has no such flags
+        for flag in OWN_FLAGS:
+            if getattr(args, flag) != parser.get_default(flag):
+                logger.warning("--%s has no effect: mlx_lm.server has no such flag", flag.replace("_", "-"))
             setattr(args, flag, parser.get_default(flag))
         run_mlx_lm("server", mlx_lm_arguments(parser, args), reason)
         return

@@ -26,11 +26,12 @@ def asynchronous(server, **options):
 
 
 def test_sixteen_chat_streams_equal_sequential_chats(tiny):
-    questions = [f"{'A' * (i % 3)} {i}" for i in range(16)]
+    words = "Who King Ghost night sword love father bell 7 Rome Why sea crown 42 mad queen".split()
 
     def options(i):
-        messages = [{"role": "user", "content": questions[i]}]
-        return {"model": "tiny", "messages": messages, "max_tokens": 1 + i % 3, "logprobs": True}
+        messages = [{"role": "user", "content": words[i]}]
+        wish = {"model": "tiny", "messages": messages, "max_tokens": 2 + i % 2, "logprobs": True}
+        return {**wish, "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
 
     async def stream(client, i):
         chunks = await client.chat.completions.create(**options(i), stream=True)
@@ -46,7 +47,7 @@ def test_sixteen_chat_streams_equal_sequential_chats(tiny):
         alone.append([entry.token for entry in choice.logprobs.content])
     tiny.worker.cache.clear()
     assert asyncio.run(all_at_once()) == alone
-    assert [len(tokens) for tokens in alone] == [1 + i % 3 for i in range(16)]
+    assert [len(tokens) for tokens in alone] == [2 + i % 2 for i in range(16)]
     assert len({tuple(tokens) for tokens in alone}) > 4
 
 

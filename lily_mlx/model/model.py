@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,12 @@ from .checkpoint import OnPacked, load_weights
 from .choice import Sampling
 from .config import ModelConfig, read_config
 from .decode import StepOutput, decode_step
-from .prefill import all_logits, choose_token, prefill_chunk
+from .prefill import all_logits, choose_token, embed_chunk, layer_parts, prefill_chunk, prefill_layers
 from .weights import ModelWeights, arrays_of, form_of, with_arrays
 
 MOST_COMPILED_ROWS = 256  # longer chunks keep the device busy while the host prepares their launches
 MOST_COMPILED_CHUNKS = 64  # of different rows, capacities and samplings; the one not used for longest makes room
-LAYERS_AT_ONCE = 4
+LAYERS_AT_ONCE = 4  # the device starts with them while the host prepares the next
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,9 +122,9 @@ class Model:
     ) -> StepOutput:
         """`prefill_chunk` and `choose_token` on the current backend.
 
-        Short chunks go through `mx.compile` on `metal` and `cuda`, once for each number of rows and cache capacity,
-        because the host would take longer to prepare their launches than the device to run them. Long chunks are
-        handed to the device some layers at a time.
+        On `metal` and `cuda` a chunk is handed to the device some layers at a time. Short chunks go through
+        `mx.compile`, once for each number of rows and cache capacity, because the host would take longer to prepare
+        their launches than the device to run them.
 
         Args:
             tokens: token ids of the chunk.
@@ -154,9 +154,7 @@ class Model:
         if len(self._compiled_chunks) > MOST_COMPILED_CHUNKS:
             del self._compiled_chunks[next(iter(self._compiled_chunks))]
         position = mx.array([length], mx.int32)
-        arrays = [chunk, position, last, ends, *arrays_of((sampling, memory, caches))]
-        token, position, logits, *rest = compiled(*arrays)
-        return StepOutput(token, position, logits, *with_arrays((caches, memory), rest))
+        return compiled(chunk, position, last, ends, sampling, memory, caches)
 
     def _compile_chunk(
         self,
@@ -165,18 +163,54 @@ class Model:
         sampling: Sampling,
         recent: mx.array | None,
         caches: tuple[LayerCache, ...],
-    ) -> Any:
-        like = form_of((sampling, recent, caches))
+    ) -> Callable[..., StepOutput]:
+        """A chunk of ``rows`` rows in compiled parts, of the arrays that change from chunk to chunk."""
+        parts = layer_parts(len(caches), LAYERS_AT_ONCE)
+        begin = mx.compile(lambda tokens: embed_chunk(self.weights, self.config, tokens))
+        middle = [self._compile_layers(part, length, caches[part.start : part.stop]) for part in parts]
+        like = form_of((sampling, recent))
+
+        def choose(x: mx.array, last: mx.array, fed: mx.array, *arrays: mx.array) -> list[mx.array]:
+            sampling, recent = with_arrays(like, arrays)
+            output = choose_token(self.weights, self.config, x, length + rows, (), sampling, last, fed, recent)
+            return [output.token, output.position, output.logits, *arrays_of(output.recent)]
+
+        end = mx.compile(choose)
 
         def chunk(
-            tokens: mx.array, position: mx.array, last: mx.array, fed: mx.array, *arrays: mx.array
-        ) -> list[mx.array]:
-            sampling, recent, caches = with_arrays(like, arrays)
-            x, caches = prefill_chunk(self.weights, self.config, tokens, length, caches, position, last)
-            output = choose_token(self.weights, self.config, x, length + rows, caches, sampling, last, fed, recent)
-            return [output.token, output.position, output.logits, *arrays_of((output.caches, output.recent))]
+            tokens: mx.array,
+            position: mx.array,
+            last: mx.array,
+            fed: mx.array,
+            sampling: Sampling,
+            recent: mx.array | None,
+            caches: tuple[LayerCache, ...],
+        ) -> StepOutput:
+            x, normed = begin(tokens)
+            new_caches: tuple[LayerCache, ...] = ()
+            for part, compiled in zip(parts, middle, strict=True):
+                own = caches[part.start : part.stop]
+                x, normed, *arrays = compiled(x, normed, position, last, *arrays_of(own))
+                mx.async_eval(x)
+                new_caches += with_arrays(own, arrays)
+            token, position, logits, *rest = end(x, last, fed, *arrays_of((sampling, recent)))
+            return StepOutput(token, position, logits, new_caches, with_arrays(recent, rest))
 
-        return mx.compile(chunk)
+        return chunk
+
+    def _compile_layers(self, layers: range, length: int, caches: tuple[LayerCache, ...]) -> Any:
+        like = form_of(caches)
+
+        def part(
+            x: mx.array, normed: mx.array, position: mx.array, last: mx.array, *arrays: mx.array
+        ) -> list[mx.array]:
+            caches = with_arrays(like, arrays)
+            x, normed, caches = prefill_layers(
+                self.weights, self.config, layers, x, normed, length, caches, position, last
+            )
+            return [x, normed, *arrays_of(caches)]
+
+        return mx.compile(part)
 
     def _compile(self, sampling: Sampling, recent: mx.array | None, caches: tuple[LayerCache, ...]) -> Any:
         like = form_of((sampling, recent, caches))

@@ -42,12 +42,55 @@ def prefill_chunk(
     """
     if position is None:
         position = mx.array([length], mx.int32)
-    x = embed(tokens, weights.embedding)
-    normed = rms_norm(x, in_norm(weights.layers[0]), config.norm_eps)
-    new_caches: list[LayerCache] = []
-    for index, (layer, cache) in enumerate(zip(weights.layers, caches, strict=True)):
-        if submit_every and index and index % submit_every == 0:
+    x, normed = embed_chunk(weights, config, tokens)
+    new_caches: tuple[LayerCache, ...] = ()
+    for layers in layer_parts(len(weights.layers), submit_every):
+        if layers.start:
             mx.async_eval(x)
+        own = caches[layers.start : layers.stop]
+        x, normed, own = prefill_layers(weights, config, layers, x, normed, length, own, position, last)
+        new_caches += own
+    return x, new_caches
+
+
+def layer_parts(layers: int, most: int) -> list[range]:
+    """The layers in order, at most ``most`` in a part; 0: in one part."""
+    most = most or layers
+    return [range(first, min(first + most, layers)) for first in range(0, layers, most)]
+
+
+def embed_chunk(weights: ModelWeights, config: ModelConfig, tokens: mx.array) -> tuple[mx.array, mx.array]:
+    """The embeddings of tokens, uint32 [M], and the norm that the first layer starts with: bfloat16 [M, H] both."""
+    x = embed(tokens, weights.embedding)
+    return x, rms_norm(x, in_norm(weights.layers[0]), config.norm_eps)
+
+
+def prefill_layers(
+    weights: ModelWeights,
+    config: ModelConfig,
+    layers: range,
+    x: mx.array,
+    normed: mx.array,
+    length: int,
+    caches: tuple[LayerCache, ...],
+    position: mx.array,
+    last: mx.array | None = None,
+) -> tuple[mx.array, mx.array, tuple[LayerCache, ...]]:
+    """Feeds a chunk through some of the layers.
+
+    Args:
+        layers: their indices, consecutive.
+        x: bfloat16 [M, H], the residual stream before them.
+        normed: bfloat16 [M, H], the norm of x that the first of them starts with.
+        length, position, last: see `prefill_chunk`.
+        caches: of these layers.
+
+    Returns:
+        x and normed for the layer after them (``normed`` is x itself after the last one), and the new caches.
+    """
+    new_caches: list[LayerCache] = []
+    for index, cache in zip(layers, caches, strict=True):
+        layer = weights.layers[index]
         is_last = index + 1 == len(weights.layers)
         row = last if is_last else None
         if isinstance(layer.mixer, DeltaNetWeights):
@@ -58,12 +101,12 @@ def prefill_chunk(
             x, cache = attention_chunk(layer.mixer, config, x, position, length, cache, normed, row)
         new_caches.append(cache)
         if row is not None:
-            x = moe_step(layer.moe, config, x)
+            normed = x = moe_step(layer.moe, config, x)
         elif is_last:
-            x = moe_chunk(layer.moe, config, x)
+            normed = x = moe_chunk(layer.moe, config, x)
         else:
             x, normed = moe_chunk_norm(layer.moe, config, x, in_norm(weights.layers[index + 1]))
-    return x, tuple(new_caches)
+    return x, normed, tuple(new_caches)
 
 
 def in_norm(layer: LayerWeights) -> mx.array:

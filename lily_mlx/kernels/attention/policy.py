@@ -8,8 +8,8 @@ from .shape import TAIL_ROWS
 
 # Capacity up to which a part of the decode kernel covers so many cache rows: small parts fill the GPU at short
 # contexts, large ones keep the partial results small next to the cache at long ones.
-_PART_ROWS = ((4096, 64), (16384, 128), (65536, 256))
-_LARGEST_PART_ROWS = 512
+_PART_ROWS = ((4096, 64), (16384, 128), (24576, 256), (65536, 512), (131072, 1024))
+_LARGEST_PART_ROWS = 2048
 
 # A prefill of few rows shares the keys between threadgroups until there are about so many of them.
 _PREFILL_THREADGROUPS = 128

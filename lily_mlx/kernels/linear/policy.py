@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from lily_mlx.metal import current_backend
 
+SHORT_BLOCK = 128  # columns of K that a simdgroup of a short product takes at once, DIRECT_COLUMNS in direct.h
 UNIT = 32  # codes that a lane takes from a row at once
 MOST_STAGED_COLUMNS = 8192  # a row of bfloat16 that kernels keep in threadgroup memory: 16 KB
 
@@ -17,14 +18,17 @@ class DevicePolicy:
 
     Decode: up to ``rows`` rows of a weight share the activations in a lane's registers, fewer where the launch
     would have less than ``fill`` simdgroups; ``ahead`` units of each row are loaded before they are used; a
-    threadgroup has ``simdgroups`` simdgroups. Prefill: the matrix product takes one of
-    ``tiles``, which fills the device from ``fill_tiles`` threadgroups on.
+    threadgroup has ``simdgroups`` simdgroups. Prefill: up to ``short.rows`` rows the matrix product takes the
+    plan ``short`` where that makes ``fill_short`` threadgroups; else one of ``tiles``, which fills the device from
+    ``fill_tiles`` threadgroups on.
     """
 
     rows: int
     fill: int
     ahead: int
     simdgroups: int
+    short: ShortPlan
+    fill_short: int
     tiles: tuple[MatmulPlan, ...]
     fill_tiles: int
 
@@ -116,6 +120,62 @@ class MatmulPlan:
         return replace(self, depth=step, across=(m, n, k), ahead=ahead)
 
 
+@dataclass(frozen=True)
+class ShortPlan:
+    """A product of few rows whose weights stay in registers (``metal/include/direct.h``).
+
+    A threadgroup computes ``rows`` rows and ``16 * bands * across`` columns. A simdgroup dequantises 16 * ``bands``
+    rows of the weight for ``1 / slices`` of every ``depth`` columns of K; ``ahead`` of its blocks of 128 columns are on
+    their way in registers.
+    """
+
+    rows: int
+    bands: int
+    across: int
+    slices: int
+    depth: int
+    ahead: int = 2
+
+    @property
+    def threads(self) -> int:
+        """Threads of a threadgroup."""
+        return 32 * self.across * self.slices
+
+    @property
+    def columns(self) -> int:
+        """Columns of the output that a threadgroup computes."""
+        return 16 * self.bands * self.across
+
+    def template(self) -> dict[str, int]:
+        """The plan as template parameters of a kernel."""
+        return {
+            "TOKENS": self.rows,
+            "BANDS": self.bands,
+            "SIMD_N": self.across,
+            "SIMD_K": self.slices,
+            "DEPTH": self.depth,
+            "AHEAD": self.ahead,
+        }
+
+    def for_depth(self, depth: int) -> ShortPlan:
+        """The plan where K is ``depth``: not more of K at a time than there is, and slices of whole blocks of it."""
+        step = min(self.depth, -(-depth // SHORT_BLOCK) * SHORT_BLOCK)
+        slices = self.slices
+        while step // SHORT_BLOCK % slices:
+            slices //= 2
+        share = step // SHORT_BLOCK // slices
+        ahead = max(n for n in range(1, self.ahead + 1) if share % n == 0)
+        return replace(self, depth=step, slices=slices, ahead=ahead)
+
+
+def short_plan(rows: int, columns: int, depth: int) -> ShortPlan | None:
+    """The plan for an output [rows, columns] that sums over ``depth`` (K); None where a tile of weights pays."""
+    device = device_policy()
+    if rows > device.short.rows or -(-columns // device.short.columns) < device.fill_short:
+        return None
+    return device.short.for_depth(depth)
+
+
 def matmul_plan(rows: int, columns: int, depth: int) -> MatmulPlan:
     """The plan for an output [rows, columns] that sums over ``depth`` (K).
 
@@ -148,9 +208,36 @@ _CUDA_TILES = (
     MatmulPlan(16, 16, 256, (1, 1, 4), ahead=4),
 )
 DEVICES = {
-    "apple": DevicePolicy(rows=4, fill=256, ahead=1, simdgroups=4, tiles=_TILES, fill_tiles=64),
-    "cuda": DevicePolicy(rows=4, fill=1536, ahead=2, simdgroups=4, tiles=_CUDA_TILES, fill_tiles=200),
-    "cpu": DevicePolicy(rows=4, fill=16, ahead=2, simdgroups=4, tiles=_TILES, fill_tiles=2),
+    "apple": DevicePolicy(
+        rows=4,
+        fill=256,
+        ahead=1,
+        simdgroups=4,
+        short=ShortPlan(8, 1, 2, 2, 512),
+        fill_short=1,
+        tiles=_TILES,
+        fill_tiles=64,
+    ),
+    "cuda": DevicePolicy(
+        rows=4,
+        fill=1536,
+        ahead=2,
+        simdgroups=4,
+        short=ShortPlan(16, 1, 2, 4, 512),
+        fill_short=200,
+        tiles=_CUDA_TILES,
+        fill_tiles=200,
+    ),
+    "cpu": DevicePolicy(
+        rows=4,
+        fill=16,
+        ahead=2,
+        simdgroups=4,
+        short=ShortPlan(8, 1, 2, 2, 512),
+        fill_short=1,
+        tiles=_TILES,
+        fill_tiles=2,
+    ),
 }
 
 

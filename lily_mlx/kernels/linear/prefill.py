@@ -7,7 +7,7 @@ import mlx.core as mx
 from lily_mlx.metal import Kernel
 
 from .checks import check_array, check_matrix, check_output_dtype, weight_template
-from .policy import matmul_plan, norm_simdgroups
+from .policy import matmul_plan, norm_simdgroups, short_plan
 from .weight import QuantizedWeight
 
 _RMS_NORM = Kernel(
@@ -27,6 +27,18 @@ _MATMUL = Kernel(
         "metal/include/tile.h",
         "metal/include/quantized.h",
         "metal/include/operands.h",
+    ),
+)
+_SHORT_MATMUL = Kernel(
+    name="short_matmul",
+    inputs=("x", "weight", "residual"),
+    outputs=("out",),
+    body="kernels/linear/short_matmul.metal",
+    headers=(
+        "metal/include/fragment.h",
+        "metal/include/tile.h",
+        "metal/include/quantized.h",
+        "metal/include/direct.h",
     ),
 )
 _EMBED = Kernel(
@@ -95,9 +107,10 @@ def matmul(
     rows = x.shape[0]
     if residual is not None:
         check_array("residual", residual, (rows, w.rows))
-    plan = matmul_plan(rows, w.rows, w.columns)
-    across, down = plan.threadgroups(rows, w.rows)
-    (out,) = _MATMUL(
+    short = short_plan(rows, w.rows, w.columns)
+    plan = short or matmul_plan(rows, w.rows, w.columns)
+    across, down = -(-w.rows // plan.columns), -(-rows // plan.rows)
+    (out,) = (_SHORT_MATMUL if short else _MATMUL)(
         # Without a residual the kernel reads none, and x only fills the argument.
         [x, w.packed, x if residual is None else residual],
         template={

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from lily_mlx.kernels.linear.policy import ShortPlan
 from lily_mlx.metal import current_backend
 
 TILE_HEIGHTS = (8, 16, 32, 64, 128)
@@ -35,43 +36,57 @@ class GroupedTile:
         """Threads of a threadgroup."""
         return 32 * self.simdgroup_rows * self.simdgroup_columns
 
+    def template(self) -> dict[str, int]:
+        """The tile as template parameters of a kernel."""
+        return {
+            "BM": self.rows,
+            "BN": self.columns,
+            "BK": self.depth,
+            "SIMD_M": self.simdgroup_rows,
+            "SIMD_N": self.simdgroup_columns,
+            "AHEAD": self.ahead,
+        }
+
 
 @dataclass(frozen=True)
 class GroupedPolicy:
     """Tiles of the grouped matmuls on a kind of device.
 
     ``spread``: a block's height should cover the average rows of an expert times this. ``gate_up`` and ``down``
-    have a tile for each height; `grouped_gate_up` computes ``columns`` gate and as many up outputs.
+    have a tile for each height; `grouped_gate_up` computes ``columns`` gate and as many up outputs. Blocks of few rows
+    have a plan in ``short_gate_up`` and ``short_down`` instead; the first has its bands of gate and as many of up.
     """
 
     spread: float
+    short_gate_up: tuple[ShortPlan, ...]
+    short_down: tuple[ShortPlan, ...]
     gate_up: tuple[GroupedTile, ...]
     down: tuple[GroupedTile, ...]
 
 
+_SHORT_GATE_UP = (ShortPlan(8, 1, 2, 2, 512), ShortPlan(16, 1, 2, 2, 512))
+_SHORT_DOWN = (ShortPlan(8, 1, 4, 1, 512), ShortPlan(16, 1, 4, 1, 512))
 _TILES = (
-    GroupedTile(8, 64, 64, 1, 4),
-    GroupedTile(16, 64, 64, 1, 4),
     GroupedTile(32, 64, 64, 2, 2),
     GroupedTile(64, 64, 64, 2, 2),
 )
+_CUDA_SHORT_GATE_UP = (ShortPlan(16, 1, 2, 2, 512),)
+_CUDA_SHORT_DOWN = (ShortPlan(16, 1, 4, 1, 512, ahead=4),)
 _CUDA_GATE_UP = (
-    GroupedTile(16, 32, 128, 1, 4),
     GroupedTile(32, 64, 64, 1, 4),
     GroupedTile(64, 64, 64, 1, 4),
     GroupedTile(128, 64, 32, 1, 4),
 )
 _CUDA_DOWN = (
-    GroupedTile(16, 128, 64, 1, 4),
     GroupedTile(32, 64, 64, 1, 4),
     GroupedTile(64, 128, 32, 1, 4),
     GroupedTile(128, 128, 32, 1, 4),
 )
 DEVICES = {
-    "metal": GroupedPolicy(1.0, _TILES, _TILES),
-    "cpu": GroupedPolicy(1.0, _TILES, _TILES),
+    "metal": GroupedPolicy(1.0, _SHORT_GATE_UP, _SHORT_DOWN, _TILES, _TILES),
+    "cpu": GroupedPolicy(1.0, _SHORT_GATE_UP, _SHORT_DOWN, _TILES, _TILES),
     # Matrix instructions multiply 16 rows; a tall block skips the rows that it does not have.
-    "cuda": GroupedPolicy(1.0, _CUDA_GATE_UP, _CUDA_DOWN),
+    "cuda": GroupedPolicy(1.0, _CUDA_SHORT_GATE_UP, _CUDA_SHORT_DOWN, _CUDA_GATE_UP, _CUDA_DOWN),
 }
 
 
@@ -82,22 +97,29 @@ def tile_height(tokens: int, top_k: int, experts: int) -> int:
     """
     policy = DEVICES[current_backend()]
     average = tokens * top_k / experts * policy.spread
-    heights = [tile.rows for tile in policy.gate_up]
+    heights = [plan.rows for plan in policy.short_gate_up] + [tile.rows for tile in policy.gate_up]
     return next((height for height in heights if average <= height), heights[-1])
 
 
-def gate_up_tile(height: int, depth: int) -> GroupedTile:
+def gate_up_tile(height: int, depth: int) -> GroupedTile | ShortPlan:
     """The tile of `grouped_gate_up` for blocks of ``height`` rows, where K is ``depth``."""
-    return _fitted(DEVICES[current_backend()].gate_up, height, depth)
+    device = DEVICES[current_backend()]
+    return _fitted(device.short_gate_up, device.gate_up, height, depth)
 
 
-def down_tile(height: int, depth: int) -> GroupedTile:
+def down_tile(height: int, depth: int) -> GroupedTile | ShortPlan:
     """The tile of `grouped_down` for blocks of ``height`` rows, where K is ``depth``."""
-    return _fitted(DEVICES[current_backend()].down, height, depth)
+    device = DEVICES[current_backend()]
+    return _fitted(device.short_down, device.down, height, depth)
 
 
-def _fitted(tiles: tuple[GroupedTile, ...], height: int, depth: int) -> GroupedTile:
+def _fitted(
+    short: tuple[ShortPlan, ...], tiles: tuple[GroupedTile, ...], height: int, depth: int
+) -> GroupedTile | ShortPlan:
     """The tile of the next larger height, cut to ``height``, with a step that divides ``depth``."""
+    for plan in short:
+        if height <= plan.rows:
+            return plan.for_depth(depth)
     tile = next((tile for tile in tiles if tile.rows >= height), tiles[-1])
     step = tile.depth if height <= tile.rows else 32  # threadgroup memory holds no more of taller tiles
     while depth % step:

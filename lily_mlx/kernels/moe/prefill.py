@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from lily_mlx.kernels.linear.policy import MOST_STAGED_COLUMNS, norm_simdgroups
+from lily_mlx.kernels.linear.policy import MOST_STAGED_COLUMNS, ShortPlan, norm_simdgroups
 from lily_mlx.metal import Kernel
 
 from . import policy
@@ -19,6 +19,13 @@ _TILE_HEADERS = (
     "kernels/moe/experts.h",
     "kernels/moe/grouped.h",
 )
+_SHORT_HEADERS = (
+    "metal/include/fragment.h",
+    "metal/include/tile.h",
+    "metal/include/quantized.h",
+    "metal/include/direct.h",
+    "kernels/moe/experts.h",
+)
 _GATE_UP = Kernel(
     name="moe_grouped_gate_up",
     inputs=("x", "row_tokens", "blocks", "gate", "up", "shared_gate", "shared_up"),
@@ -32,6 +39,20 @@ _DOWN = Kernel(
     outputs=("out",),
     body="kernels/moe/grouped_down.metal",
     headers=_TILE_HEADERS,
+)
+_SHORT_GATE_UP = Kernel(
+    name="moe_short_gate_up",
+    inputs=_GATE_UP.inputs,
+    outputs=_GATE_UP.outputs,
+    body="kernels/moe/short_gate_up.metal",
+    headers=_SHORT_HEADERS,
+)
+_SHORT_DOWN = Kernel(
+    name="moe_short_down",
+    inputs=_DOWN.inputs,
+    outputs=_DOWN.outputs,
+    body="kernels/moe/short_down.metal",
+    headers=_SHORT_HEADERS,
 )
 _COMBINE = Kernel(
     name="moe_combine",
@@ -67,7 +88,7 @@ def grouped_gate_up(x: mx.array, routing: Routing, weights: ExpertWeights) -> mx
     _check_routing(routing, weights)
     check_array("x", x, (routing.tokens, weights.hidden), mx.bfloat16)
     tile = policy.gate_up_tile(routing.tile_rows, weights.hidden)
-    (hidden,) = _GATE_UP(
+    (hidden,) = (_SHORT_GATE_UP if isinstance(tile, ShortPlan) else _GATE_UP)(
         [x, routing.row_tokens, routing.blocks, *weights.gate_up_arrays()],
         template=_template(weights, tile) | format_template(weights.gate, weights.shared_gate),
         grid=_grid(routing, tile, weights.intermediate),
@@ -95,7 +116,7 @@ def grouped_down(hidden: mx.array, routing: Routing, weights: ExpertWeights) -> 
     _check_routing(routing, weights)
     check_array("hidden", hidden, (routing.rows, weights.intermediate), mx.bfloat16)
     tile = policy.down_tile(routing.tile_rows, weights.intermediate)
-    (out,) = _DOWN(
+    (out,) = (_SHORT_DOWN if isinstance(tile, ShortPlan) else _DOWN)(
         [hidden, routing.blocks, *weights.down_arrays()],
         template=_template(weights, tile) | format_template(weights.down, weights.shared_down),
         grid=_grid(routing, tile, weights.hidden),
@@ -182,19 +203,9 @@ def _check_routing(routing: Routing, weights: ExpertWeights) -> None:
         )
 
 
-def _template(weights: ExpertWeights, tile: policy.GroupedTile) -> dict[str, int]:
-    return {
-        "E": weights.experts,
-        "H": weights.hidden,
-        "I": weights.intermediate,
-        "BM": tile.rows,
-        "BN": tile.columns,
-        "BK": tile.depth,
-        "SIMD_M": tile.simdgroup_rows,
-        "SIMD_N": tile.simdgroup_columns,
-        "AHEAD": tile.ahead,
-    }
+def _template(weights: ExpertWeights, tile: policy.GroupedTile | ShortPlan) -> dict[str, int]:
+    return {"E": weights.experts, "H": weights.hidden, "I": weights.intermediate} | tile.template()
 
 
-def _grid(routing: Routing, tile: policy.GroupedTile, columns: int) -> tuple[int, int, int]:
+def _grid(routing: Routing, tile: policy.GroupedTile | ShortPlan, columns: int) -> tuple[int, int, int]:
     return (-(-columns // tile.columns) * tile.threads, routing.blocks.shape[0], 1)

@@ -63,6 +63,8 @@ def test_unused_capacity_is_not_read(capacity, length):
         PartsPlan(part_rows=128, heads=8, head_sets=1, streams=4),
         PartsPlan(part_rows=256, heads=4, head_sets=2, streams=4),
         PartsPlan(part_rows=512, heads=8, head_sets=1, streams=8),
+        PartsPlan(part_rows=1024, heads=8, head_sets=1, streams=8),
+        PartsPlan(part_rows=2048, heads=8, head_sets=1, streams=8),
     ],
     ids=lambda plan: f"parts-of-{plan.part_rows}-{plan.head_sets}-sets-{plan.streams}-streams",
 )
@@ -121,7 +123,7 @@ def check_step(length, shape, seed, capacity=None, plan=None, key_scale=1.0, rel
     assert_close("attention", out, want, relative)
 
 
-@pytest.mark.parametrize("capacity", [256, 4096, 8192, 16384, 24576, 65536, 73728, 262144])
+@pytest.mark.parametrize("capacity", [256, 4096, 8192, 16384, 24576, 32768, 65536, 73728, 131072, 139264, 262144])
 def test_the_plan_covers_every_row(capacity):
     for group in (1, 3, 8, 16):
         plan = parts_plan(capacity, group)

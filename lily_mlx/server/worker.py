@@ -180,7 +180,9 @@ class Worker:
         for answer in self._active:
             if answer.decoding and not answer.done:
                 self._guarded(answer, lambda answer=answer: answer.step(engine, self.cache))  # type: ignore[misc]
-        self._drop_ended()
+            if answer.cancelled:
+                answer.release()
+        self._active = [answer for answer in self._active if not (answer.done or answer.cancelled)]
         self.turns += 1
         if self.turns % _CLEAR_EVERY == 0:
             mx.clear_cache()
@@ -188,7 +190,6 @@ class Worker:
 
     def _admit(self) -> None:
         """Takes answers from the queue, as far as the limits allow."""
-        self._drop_ended()
         if any(answer.cancelled for answer in self._waiting):
             self._waiting = deque(answer for answer in self._waiting if not answer.cancelled)
         prompts = sum(not answer.decoding for answer in self._active)
@@ -197,12 +198,6 @@ class Worker:
                 return
             self._active.append(self._waiting.popleft())
             prompts += 1
-
-    def _drop_ended(self) -> None:
-        for answer in self._active:
-            if answer.cancelled:
-                answer.release()
-        self._active = [answer for answer in self._active if not (answer.done or answer.cancelled)]
 
     def _guarded(self, answer: Answer, action: Callable[[], None]) -> None:
         """One answer's part of a turn; its error is its own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -24,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from lily_mlx.engine import Engine, make_sampling
 
+from .constraints import Constraint, Grammars
 from .errors import RequestError, internal
 from .metrics import Metrics
 from .prompts import Prompt, make_prompts
@@ -34,8 +36,18 @@ from .sequence import Event, Finished, Sequence
 from .text import AnswerText, TokenTexts
 from .worker import Worker
 
+logger = logging.getLogger("lily_mlx")
+
 KEEP_ALIVE_SECONDS = 10.0
 _LONGEST_WARNING = 500
+
+# A sampling that only chooses: a bias of nothing makes it one with controls.
+CHANGES_OF_LOGITS = {
+    "logit_bias": {0: 0.0},
+    "repetition_penalty": None,
+    "presence_penalty": None,
+    "frequency_penalty": None,
+}
 
 
 @dataclass(frozen=True)
@@ -71,10 +83,12 @@ class Server:
         self._created = int(time.time())
         # Tokenizers and templates are not made for several threads, and long prompts would hold up the event loop.
         self._text_thread = ThreadPoolExecutor(1, "text")
+        self._disk_thread = ThreadPoolExecutor(1, "prompt-cache-reader")
         assert worker.model is not None
         self._engine = Engine(worker.model)
         self._tokenizer = worker.tokenizer
         self._token_texts = TokenTexts(worker.tokenizer)
+        self._grammars = Grammars(worker.tokenizer, worker.model.config.vocab_size)
         template = getattr(worker.tokenizer, "chat_template", None)
         self._thinks = worker.tokenizer.has_thinking or (isinstance(template, str) and "<think>" in template)
         # No token is longer than the longest; normalisation can make a text a few times shorter.
@@ -90,6 +104,7 @@ class Server:
             yield
             await asyncio.to_thread(self.worker.stop)
             self._text_thread.shutdown(wait=False)
+            self._disk_thread.shutdown(wait=False)
 
         cors = Middleware(
             CORSMiddleware,
@@ -142,8 +157,14 @@ class Server:
             )
         loop = asyncio.get_running_loop()
         prompts = await loop.run_in_executor(self._text_thread, self._prompts, request)
+        matcher = None
+        if request.form is not None:
+            thinks = self._thinks and any(prompt.in_thought for prompt in prompts)
+            matcher = await loop.run_in_executor(self._text_thread, self._grammars.matcher, request.form, thinks)
+        if self.worker.cache.disk is not None:
+            await loop.run_in_executor(self._disk_thread, self._fetch, prompts)
         exchange = Exchange(loop, self.metrics, start)
-        choices, sequences = self._sequences(request, prompts, exchange)
+        choices, sequences = self._sequences(request, prompts, exchange, matcher)
         self.worker.submit(sequences)
         exchange.sequences = sequences
         responses = Responses(chat, request.model, choices, self._fingerprint, request.alternatives is not None)
@@ -173,8 +194,16 @@ class Server:
                 raise RequestError(str(error), "messages" if request.chat else "prompt") from error
         return prompts
 
+    def _fetch(self, prompts: list[Prompt]) -> None:
+        """Reads from disk what the prompts begin with. Without it they are only slower."""
+        for prompt in prompts:
+            try:
+                self.worker.cache.fetch(prompt.tokens)
+            except Exception:
+                logger.exception("the prompt cache on disk was left out")
+
     def _sequences(
-        self, request: Request, prompts: list[Prompt], exchange: Exchange
+        self, request: Request, prompts: list[Prompt], exchange: Exchange, matcher: Any
     ) -> tuple[list[Choice], list[Sequence]]:
         """One sequence for each prompt and choice; the seeds of a prompt's choices follow each other."""
         seed = secrets.randbits(32) if request.seed is None else request.seed
@@ -184,7 +213,14 @@ class Server:
         for number, prompt in enumerate(prompts):
             for k in range(request.choices):
                 try:
-                    sampling = make_sampling(seed=(seed + k) % 2**32, xtc_special_tokens=special, **request.sampling)
+                    options = {"seed": (seed + k) % 2**32, "xtc_special_tokens": special, **request.sampling}
+                    sampling = make_sampling(**options)
+                    constraint = None
+                    if matcher is not None:
+                        among = make_sampling(**{**options, **CHANGES_OF_LOGITS})
+                        constraint = Constraint(
+                            matcher.deep_copy(), among, self._grammars.tokenize, self._thinks and prompt.in_thought
+                        )
                 except ValueError as error:
                     raise RequestError(str(error)) from error
                 splitter = None
@@ -202,6 +238,7 @@ class Server:
                         eos_tokens=frozenset(self._tokenizer.eos_token_ids),
                         token_texts=self._token_texts,
                         alternatives=request.alternatives,
+                        constraint=constraint,
                     )
                 )
         return choices, sequences

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from pathlib import Path
 from typing import Any
 
 from lily_mlx.api import REFUSED
@@ -11,10 +12,12 @@ from lily_mlx.command import add_backend, json_object, mlx_lm_arguments, model_p
 from lily_mlx.loading import find_model, load, why_mlx_lm
 from lily_mlx.model import read_config
 
+logger = logging.getLogger("lily_mlx")
+
 PROGRAM = "lily_mlx.server"
 
 # Flags that mlx_lm.server does not have.
-OWN_FLAGS = ("max_waiting", "max_body_bytes", "shutdown_seconds")
+OWN_FLAGS = ("max_waiting", "max_body_bytes", "shutdown_seconds", "prompt_cache_dir", "prompt_cache_disk_bytes")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -42,6 +45,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--prefill-step-size", type=int, default=2048, help="prompt tokens processed at once (default: 2048)")
     add("--prompt-cache-size", type=int, help="most snapshots in the prefix cache (default: as the bytes allow)")
     add("--prompt-cache-bytes", type=size_in_bytes, default=8 * 10**9, help="bytes of the prefix cache (default: 8GB)")
+    add("--prompt-cache-dir", help="directory that keeps the prefix cache for the next start (default: none)")
+    add(
+        "--prompt-cache-disk-bytes",
+        type=size_in_bytes,
+        default=32 * 10**9,
+        help="bytes of the files in --prompt-cache-dir (default: 32GB)",
+    )
     add("--max-waiting", type=int, default=256, help="answers that may wait in the queue (default: 256)")
     add("--max-body-bytes", type=size_in_bytes, default=32 * 10**6, help="largest body of a request (default: 32MB)")
     add("--shutdown-seconds", type=int, default=30, help="time for running answers at the end (default: 30)")
@@ -83,7 +93,9 @@ def _run(args: argparse.Namespace) -> None:
     if reason is not None:
         args.model = name
         parser = make_parser()
-        for flag in OWN_FLAGS:  # mlx_lm has no such flags
+        for flag in OWN_FLAGS:
+            if getattr(args, flag) != parser.get_default(flag):
+                logger.warning("--%s has no effect: mlx_lm.server has no such flag", flag.replace("_", "-"))
             setattr(args, flag, parser.get_default(flag))
         run_mlx_lm("server", mlx_lm_arguments(parser, args), reason)
         return
@@ -117,7 +129,7 @@ def serve(args: argparse.Namespace, name: str) -> None:
     if args.chat_template:
         tokenizer_config["chat_template"] = args.chat_template
     maybe_set_recommended_wired_limit()
-    worker = Worker(lambda: load(name, tokenizer_config, adapter_path=args.adapter_path), limits)
+    worker = Worker(lambda: load(name, tokenizer_config, adapter_path=args.adapter_path), limits, _disk(args, name))
     worker.start()
     if args.use_default_chat_template and not worker.tokenizer.has_chat_template:
         refuse(use_default_chat_template=(True, "the tokenizer has no chat template, and there is no default one"))
@@ -131,6 +143,24 @@ def serve(args: argparse.Namespace, name: str) -> None:
         )
     finally:
         worker.stop()
+
+
+def _disk(args: argparse.Namespace, name: str) -> Any:
+    """The prefix cache on disk that the flags ask for; None for none.
+
+    Raises:
+        ValueError: the directory cannot be made.
+    """
+    from .disk_cache import DiskCache
+    from .identity import identity
+
+    if args.prompt_cache_dir is None:
+        return None
+    directory = Path(args.prompt_cache_dir).expanduser()
+    try:
+        return DiskCache(directory, args.prompt_cache_disk_bytes, identity(find_model(name), args.adapter_path))
+    except OSError as error:
+        raise ValueError(f"--prompt-cache-dir {str(directory)!r} cannot be used: {error}") from error
 
 
 def make_settings(args: argparse.Namespace, name: str) -> tuple[Any, Any]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import Counter
+
+import mlx.core as mx
 
 from .worker import Worker
 
@@ -49,7 +53,20 @@ class Metrics:
         exact("prefix_cache_bytes", "gauge", "Bytes of the snapshots, shared arrays once.", cache.bytes)
         exact("prefix_cache_snapshots", "gauge", "Snapshots in the prefix cache.", cache.snapshots)
         exact("prefix_cache_evictions_total", "counter", "Snapshots dropped for the budget.", cache.evictions)
+        if cache.disk is not None:
+            disk = cache.disk
+            exact("prefix_cache_disk_bytes", "gauge", "Bytes of the prefix cache on disk.", disk.bytes)
+            exact("prefix_cache_disk_reads_total", "counter", "Snapshots read from disk.", disk.reads)
+            exact("prefix_cache_disk_writes_total", "counter", "Snapshots written to disk.", disk.writes)
+            exact("prefix_cache_disk_skipped_total", "counter", "Snapshots that were not written.", disk.skipped)
+            exact("prefix_cache_disk_errors_total", "counter", "Files not written or not read.", disk.errors)
         add("gpu_thread_idle_seconds", "gauge", "Since the GPU thread's last sign of life.", worker.idle_seconds)
+        exact(
+            "mlx_active_bytes", "gauge", "Bytes of the arrays that are alive, weights included.", mx.get_active_memory()
+        )
+        exact("mlx_buffer_bytes", "gauge", "Bytes of buffers that MLX keeps for new arrays.", mx.get_cache_memory())
+        exact("threads", "gauge", "Python threads of the process.", threading.active_count())
+        exact("open_files", "gauge", "Open files and sockets of the process.", _open_files())
         lines += ["# HELP lily_requests_total Answered requests.", "# TYPE lily_requests_total counter"]
         for (path, status), count in sorted(self._requests.items()):
             lines.append(f'lily_requests_total{{path="{path}",status="{status}"}} {count}')
@@ -63,3 +80,10 @@ class Metrics:
             lines.append(f'lily_first_token_seconds_bucket{{le="{bound}"}} {total}')
         lines += [f"lily_first_token_seconds_sum {self._first_token_sum:g}", f"lily_first_token_seconds_count {total}"]
         return "\n".join(lines) + "\n"
+
+
+def _open_files() -> int:
+    try:
+        return len(os.listdir("/dev/fd"))
+    except OSError:
+        return 0

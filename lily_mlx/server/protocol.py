@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from .constraints import Form
 from .errors import RequestError
 from .fields import Fields, bad, shown
 
@@ -36,6 +37,7 @@ class Request:
         messages, tools, template_options: of a chat.
         prompts: of a completion, each a text or token ids.
         call_tools: whether tool calls are looked for.
+        form: that the answer must have; None for any.
         stream, include_usage: how to answer.
         choices: answers to each prompt.
         max_tokens: of each answer.
@@ -53,6 +55,7 @@ class Request:
     template_options: dict[str, Any]
     prompts: list[str | list[int]]
     call_tools: bool
+    form: Form | None
     stream: bool
     include_usage: bool
     choices: int
@@ -105,7 +108,7 @@ def parse_request(body: dict[str, Any], chat: bool, defaults: Defaults, vocabula
     fields = Fields(body)
     stream = fields.boolean("stream")
     choices = fields.integer("n", 1, 1, MOST_CHOICES) or 1
-    tools, call_tools = _tools(fields) if chat else ([], False)
+    tools, call_tools, form = _tools(fields) if chat else ([], False, None)
     request = Request(
         chat=chat,
         model=_model(fields),
@@ -114,6 +117,7 @@ def parse_request(body: dict[str, Any], chat: bool, defaults: Defaults, vocabula
         template_options=fields.mapping("chat_template_kwargs") if chat else {},
         prompts=[] if chat else _prompts(fields, vocabulary),
         call_tools=call_tools,
+        form=_response_form(fields, tools, form),
         stream=stream,
         include_usage=_include_usage(fields),
         choices=choices,
@@ -162,7 +166,8 @@ def _prompts(fields: Fields, vocabulary: int) -> list[str | list[int]]:
     return prompts
 
 
-def _tools(fields: Fields) -> tuple[list[dict[str, Any]], bool]:
+def _tools(fields: Fields) -> tuple[list[dict[str, Any]], bool, Form | None]:
+    """The tools, whether calls are looked for, and the form of an answer that has to be a call."""
     tools = fields.get("tools")
     tools = [] if tools is None else tools
     if not isinstance(tools, list):
@@ -178,12 +183,40 @@ def _tools(fields: Fields) -> tuple[list[dict[str, Any]], bool]:
         if parameters is not None and not isinstance(parameters, dict):
             raise bad("tools", parameters, "the parameters of a function must be a JSON schema")
         names.add(function["name"])
-    choice = fields.get("tool_choice")
+    choice, several = fields.get("tool_choice"), fields.boolean("parallel_tool_calls", True)
     if choice in (None, "auto"):
-        return tools, bool(tools)
+        return tools, bool(tools), None
     if choice == "none":
-        return [], False
-    raise bad("tool_choice", choice, 'a call cannot be enforced; give "auto" or "none"')
+        return [], False, None
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if choice != "required" and not isinstance(name, str):
+        raise bad(
+            "tool_choice", choice, 'give "auto", "none", "required" or {"type": "function", "function": {"name": ...}}'
+        )
+    chosen = tuple(tool for tool in tools if choice == "required" or tool["function"]["name"] == name)
+    if not chosen:
+        raise bad("tool_choice", choice, "there is no such tool in tools")
+    return tools, True, Form(None, chosen, several and choice == "required", "tool_choice")
+
+
+def _response_form(fields: Fields, tools: list[dict[str, Any]], calls: Form | None) -> Form | None:
+    """The form that an answer must have. Tools that may be called may also be called in place of JSON."""
+    wish = fields.get("response_format")
+    kind = wish.get("type") if isinstance(wish, dict) else wish
+    if kind is None or kind == "text":
+        return calls
+    schema: Any = {"type": "object"}
+    if kind == "json_schema":
+        described = wish.get("json_schema") if isinstance(wish, dict) else None
+        schema = described.get("schema") if isinstance(described, dict) else None
+    if kind not in ("json_object", "json_schema") or not isinstance(schema, dict):
+        raise bad(
+            "response_format",
+            wish,
+            'give {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": {...}}}',
+        )
+    return calls or Form(schema, tuple(tools), True, "response_format")
 
 
 def _include_usage(fields: Fields) -> bool:
@@ -254,9 +287,6 @@ def _logit_bias(fields: Fields, vocabulary: int) -> dict[int, float]:
 
 def _refuse_others(fields: Fields, chat: bool, choices: int) -> None:
     """Fields whose effect would be missed."""
-    form = fields.get("response_format")
-    if form is not None and form != {"type": "text"}:
-        raise bad("response_format", form, 'the form of an answer cannot be enforced; give {"type": "text"}')
     for name in ("adapters", "draft_model"):
         value = fields.get(name)
         if value not in (None, "default_model"):

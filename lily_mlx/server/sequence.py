@@ -10,6 +10,7 @@ import mlx.core as mx
 from lily_mlx.engine import Chosen, DecodeBatch, Engine, SequenceState, recent_tokens
 from lily_mlx.model import Sampling, arrays_of
 
+from .constraints import Constraint
 from .prefix_cache import PrefixCache
 from .prompts import Prompt
 from .text import AnswerText, Delta, TokenTexts
@@ -47,6 +48,7 @@ class Sequence:
         text: makes deltas of its tokens.
         emit: called with each event; the last one is `Finished` or an error.
         alternatives: likely tokens to report at each position; None for no log-probabilities.
+        constraint: keeps the answer to a form; None for any.
         token_texts: for those.
         eos_tokens: ids that end the text.
     """
@@ -62,6 +64,7 @@ class Sequence:
         eos_tokens: frozenset[int],
         token_texts: TokenTexts,
         alternatives: int | None = None,
+        constraint: Constraint | None = None,
     ):
         self.prompt, self.max_tokens = prompt, max_tokens
         self.cancelled = self.done = self.decoding = False
@@ -70,6 +73,8 @@ class Sequence:
         self.computed_tokens = self.generated_tokens = 0
         self._sampling, self._text, self._emit = sampling, text, emit
         self._eos_tokens, self._token_texts, self._alternatives = eos_tokens, token_texts, alternatives
+        # The allowed tokens follow from the one before, so nothing is computed ahead of it.
+        self._constraint, self.alone = constraint, constraint is not None
         self._state: SequenceState | None = None
         self._pending: list[mx.array] = []
         self._tokens = list(prompt.tokens)
@@ -84,6 +89,10 @@ class Sequence:
             self.done, self._state = True, None
             self._emit(error)
 
+    def release(self) -> None:
+        """Lets go of the arrays: whoever still holds a cancelled answer must not hold their memory."""
+        self._state, self._pending = None, []
+
     def prefill(self, engine: Engine, cache: PrefixCache, chunk_size: int) -> None:
         """Processes one chunk of the prompt; the last one also chooses the first token.
 
@@ -96,7 +105,7 @@ class Sequence:
         found, common = cache.longest(tokens)
         state = self._state or engine.empty()
         if found is not None and found.length > state.length:
-            state = found
+            state = found.state()
         self._state = state
         start = state.length
         borders = {border for border in self.prompt.borders if start < border < size}
@@ -106,6 +115,8 @@ class Sequence:
         if end == size:
             state = replace(state, recent=recent_tokens(tokens[:start], self._sampling))
             self._state = engine.prefill(state, tokens[start:], self._sampling, chunk_size)
+            if self._constraint is not None:
+                self._state = self._constraint.choose(self._state)
             mx.async_eval(self._state.token)
             self.decoding = True
         else:
@@ -154,7 +165,7 @@ class Sequence:
         assert state.token is not None
         last = self.is_last(engine)
         ahead = None
-        if engine.looks_ahead and not last:
+        if engine.looks_ahead and self._constraint is None and not last:
             ahead = engine.step(state, self._sampling)
             mx.async_eval(ahead.token)
         token = int(state.token.item())
@@ -167,12 +178,16 @@ class Sequence:
             cache.insert(held, final)
             return
         self._state = ahead if ahead is not None else engine.step(state, self._sampling)
+        if self._constraint is not None:
+            self._state = self._constraint.choose(self._state)
 
     def _take(self, token: int, logits: mx.array, last: bool) -> bool:
         """Emits what a token adds; returns whether it ends the answer."""
         ended, stopped, delta = token in self._eos_tokens, False, Delta()
         if not ended:
             delta, stopped = self._text.add(token)
+            if self._constraint is not None:
+                self._constraint.take(token, self._text.last_segment)
             if self._alternatives is not None:
                 delta.logprobs.append(self._token_texts.logprobs(token, logits, self._alternatives))
         over = ended or stopped or last

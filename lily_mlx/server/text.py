@@ -70,11 +70,13 @@ class AnswerText:
         self._splitter = splitter
         self._tools = tools
         self.called = False
+        self.last_segment = ""  # the text that the last token added
 
     def add(self, token: int) -> tuple[Delta, bool]:
         """Takes a token; returns what is new, and whether a stop string was found."""
         self._detokenizer.add_token(token)
-        return self._add(self._detokenizer.last_segment)
+        self.last_segment = self._detokenizer.last_segment
+        return self._add(self.last_segment)
 
     def finish(self, complete: bool, stopped: bool = False) -> Delta:
         """Ends the answer.

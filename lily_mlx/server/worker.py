@@ -15,6 +15,7 @@ import mlx.core as mx
 from lily_mlx.engine import DEFAULT_CHUNK_SIZE, Chosen, DecodeBatch, Engine
 from lily_mlx.model import Model
 
+from .disk_cache import DiskCache
 from .errors import busy, internal, unavailable
 from .prefix_cache import PrefixCache
 from .sequence import Sequence as Answer
@@ -56,11 +57,14 @@ class Worker:
     Args:
         load: returns mlx_lm's kind of (model, tokenizer), such as `lily_mlx.load` does.
         limits: see `Limits`.
+        disk: where the prefix cache keeps snapshots as well; None for nowhere.
     """
 
-    def __init__(self, load: Callable[[], tuple[Any, Any]], limits: Limits | None = None):
+    def __init__(
+        self, load: Callable[[], tuple[Any, Any]], limits: Limits | None = None, disk: DiskCache | None = None
+    ):
         self.limits = limits or Limits()
-        self.cache = PrefixCache(self.limits.cache_bytes, self.limits.cache_snapshots)
+        self.cache = PrefixCache(self.limits.cache_bytes, self.limits.cache_snapshots, disk)
         self.model: Model | None = None
         self.tokenizer: Any = None
         self.turns = 0
@@ -94,6 +98,8 @@ class Worker:
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join(seconds)
+        if self.cache.disk is not None:
+            self.cache.disk.close(seconds)
 
     def submit(self, answers: Sequence[Answer]) -> None:
         """Puts answers into the queue, all or none.
@@ -142,6 +148,7 @@ class Worker:
             self.model = model
             engine = Engine(model)
             batch = DecodeBatch(engine)
+            self.cache.start(engine.empty())
             self._ready.set()
             while self._turn(engine, batch):
                 pass
@@ -176,6 +183,7 @@ class Worker:
         for answer in self._active:
             if answer.done or answer.cancelled:
                 answer.leave(batch)
+                answer.release()
         self._active = [answer for answer in self._active if not (answer.done or answer.cancelled)]
         self.turns += 1
         if self.turns % _CLEAR_EVERY == 0:

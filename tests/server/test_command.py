@@ -73,6 +73,7 @@ def test_what_is_no_size(text):
         (["--draft-model", "x"], "--draft-model is not supported"),
         (["--pipeline"], "--pipeline is not supported"),
         (["--model", "/nowhere"], "/nowhere"),
+        (["--prompt-cache-dir", __file__], "--prompt-cache-dir"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -84,11 +85,12 @@ def test_bad_values_end_with_one_line(arguments, message, capsys):
     assert message in line
 
 
-def test_mlx_lms_server_runs_for_quantised_keys_and_values():
+def test_mlx_lms_server_runs_for_quantised_keys_and_values(caplog):
     with mock.patch.object(mlx_lm_server, "main") as main, mock.patch("sys.argv", ["x"]) as _:
         seen = []
         main.side_effect = lambda: seen.append(__import__("sys").argv)
         command.main(["--model", str(bundled_checkpoint()), "--kv-bits", "8", "--port", "9", "--max-waiting", "3"])
+    assert "--max-waiting has no effect" in caplog.text
     (arguments,) = seen
     assert arguments[0] == "mlx_lm.server"
     assert set(arguments[1:]) == {f"--model={bundled_checkpoint()}", "--kv-bits=8", "--port=9"}

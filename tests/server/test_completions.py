@@ -184,7 +184,7 @@ def test_c21_seeds(tiny):
         pytest.param("repetition_penalty", [-1, "x"], id="repetition_penalty"),
         pytest.param("tools", ["x", [{"type": "function"}]], id="C77-tools"),
         pytest.param("tool_choice", ["required", {"type": "function", "function": {"name": "f"}}], id="tool_choice"),
-        pytest.param("response_format", [{"type": "json_object"}], id="response_format"),
+        pytest.param("response_format", ["json", {"type": "xml"}, {"type": "json_schema"}], id="response_format"),
         pytest.param(
             "messages", [None, [], "x", [1], [{"role": "banana", "content": "x"}], [{"content": "x"}]], id="messages"
         ),

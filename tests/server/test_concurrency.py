@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
-import sys
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -18,7 +14,7 @@ from lily_mlx.checkpoints import bundled_checkpoint
 from lily_mlx.engine import Engine
 from lily_mlx.server.worker import Limits
 
-from .support import serving
+from .support import serving, started, wait_until
 
 SCRIPT = ("alpha", " beta", " gam", "ma", " delta", " eps")
 TEXT = "".join(SCRIPT)
@@ -35,13 +31,6 @@ def completed(server, prompt, **options):
 def streamed(server, prompt, **options):
     chunks = server.openai.completions.create(model="tiny", prompt=prompt, stream=True, **options)
     return "".join(chunk.choices[0].text for chunk in chunks)
-
-
-def wait_until(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def test_sixteen_streams_equal_sequential_requests(tiny):
@@ -144,6 +133,18 @@ def test_c91_a_client_that_goes_away_ends_the_work(tiny, stream):
     assert tiny.get("/health").json()["status"] == "ok"
 
 
+def test_a_cancelled_answer_holds_no_memory(tiny):
+    """Whoever still refers to it, such as a task that has not been collected yet."""
+    chunks = tiny.openai.completions.create(model="tiny", prompt="My", stream=True, max_tokens=300)
+    next(chunks)
+    (answer,) = tiny.worker._active
+    assert answer._state is not None
+    chunks.close()
+    wait_until(lambda: tiny.worker.running == 0)
+    assert answer._state is None
+    assert answer._pending == []
+
+
 def test_health_answers_while_generating(tiny):
     chunks = tiny.openai.completions.create(model="tiny", prompt="My", stream=True, max_tokens=30)
     next(chunks)
@@ -202,30 +203,20 @@ def test_a_failed_answer_harms_no_other(scripted, monkeypatch, stream):
 
 def test_a_graceful_end():
     """SIGTERM lets a running answer finish, and the process ends with code 0."""
-    code = (
-        "import sys, uvicorn; from lily_mlx.server.command import main; "
-        "sys.argv[1:] = ['--port', '0', '--shutdown-seconds', '20']; main(sys.argv[1:])"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-    try:
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if "running on" in line:
-                break
-        address = line.split("running on ")[1].split()[0]
-        reader = threading.Thread(target=lambda: lines.extend(process.stderr), daemon=True)
-        reader.start()
-        with httpx.stream(
-            "POST", f"{address}/v1/completions", timeout=60, json={"prompt": "My", "max_tokens": 12, "stream": True}
-        ) as answer:
-            events = answer.iter_lines()
-            next(events)
-            process.send_signal(signal.SIGTERM)
-            assert "data: [DONE]" in list(events)
-        assert process.wait(30) in (0, -signal.SIGTERM), "".join(lines)
-    finally:
-        process.kill()
+    with (
+        started("--shutdown-seconds", "20") as server,
+        httpx.stream(
+            "POST",
+            f"{server.address}/v1/completions",
+            timeout=60,
+            json={"prompt": "My", "max_tokens": 12, "stream": True},
+        ) as answer,
+    ):
+        events = answer.iter_lines()
+        next(events)
+        server.process.send_signal(signal.SIGTERM)
+        assert "data: [DONE]" in list(events)
+        assert server.process.wait(30) in (0, -signal.SIGTERM), "".join(server.log)
 
 
 @pytest.mark.parametrize(

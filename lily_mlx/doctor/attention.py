@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from lily_mlx.fallback import kernel, replacement
-from lily_mlx.kernels.attention import TAIL_ROWS, AttentionShape, KVCache, reference
+from lily_mlx.kernels.attention import TAIL_ROWS, YOUNG_PAGE, AttentionShape, KVCache, PagedCache, make_work, reference
 
 from .check import Check, Output, close, equal
 from .inputs import Source, expected, sample, to_float64
@@ -34,6 +34,8 @@ def checks(sizes: Sizes) -> Iterator[Check]:
                 chunk,
                 lambda r=rows, c=context: _prefill_attention(shape, r, c),  # type: ignore[misc]
             )
+    lengths = (0, 127, max(sizes.contexts))
+    yield Check("attention.batch_step", f"after {lengths} tokens, {label}", lambda: _batch_step(shape, lengths))
     for rows in sizes.rows:
         yield Check("attention.prepare", f"{rows} rows, {label}", lambda r=rows: _prepare(shape, r, 262_000))  # type: ignore[misc]
 
@@ -69,6 +71,51 @@ def _step(shape: AttentionShape, context: int) -> list[Output]:
         equal("older keys", after.tail_keys[:, :row], want_after.tail_keys[:, :row]),
         equal("values", after.tail_values[:, : row + 1], want_after.tail_values[:, : row + 1]),
     ]
+
+
+def _batch_step(shape: AttentionShape, lengths: tuple[int, ...]) -> list[Output]:
+    """Sequences of these lengths, whose pages lie backwards in the pool, but for the longest's last, which is young."""
+    source = Source(f"batch_step {lengths}")
+    proj, gains = (
+        source.normal(len(lengths), shape.projection_width),
+        (source.gain(shape.head_dim), source.gain(shape.head_dim)),
+    )
+    caches = [source.cache(length, shape) for length in lengths]
+    counts = [length // TAIL_ROWS for length in lengths]
+    ends = np.cumsum(counts)
+    pages = [list(range(end - 1, end - 1 - count, -1)) for end, count in zip(ends.tolist(), counts, strict=True)]
+
+    longest = int(np.argmax(lengths))
+    pages[longest][-1:] = [YOUNG_PAGE]
+
+    def pool(name: str) -> mx.array:
+        unused = mx.full((1, shape.kv_heads, TAIL_ROWS, shape.head_dim), mx.nan, mx.bfloat16)
+        blocks = []
+        for cache, count in zip(caches, counts, strict=True):
+            own = getattr(cache, name)[:, : count * TAIL_ROWS].reshape(shape.kv_heads, count, TAIL_ROWS, shape.head_dim)
+            blocks.append(own.swapaxes(0, 1)[::-1])
+        return mx.concatenate([*blocks, unused])
+
+    def young(name: str) -> mx.array:
+        own = getattr(caches[longest], name)[:, (counts[longest] - 1) * TAIL_ROWS : counts[longest] * TAIL_ROWS]
+        nothing = mx.full(own.shape, mx.nan, mx.bfloat16)
+        return mx.stack([own if row == longest else nothing for row in range(len(lengths))])
+
+    tails = (mx.stack([getattr(cache, name) for cache in caches]) for name in ("tail_keys", "tail_values"))
+    cache = PagedCache(pool("keys"), pool("values"), young("keys"), young("values"), *tails)
+    out, after = kernel("attention.batch_step")(proj, *gains, make_work(lengths, pages), cache, shape, EPS)
+    held = reference.PagedCache(*(to_float64(array) for array in vars(cache).values()))
+    want, want_after = expected(reference.batch_step, proj, *gains, lengths, pages, held, shape, EPS)
+    outputs = [close("out", out, want)]
+    for row, length in enumerate(lengths):
+        new = length % TAIL_ROWS
+        keys, values = after.tail_keys[row], after.tail_values[row]
+        outputs += [
+            close("k", keys[:, new], want_after.tail_keys[row][:, new]),
+            equal("older keys", keys[:, :new], want_after.tail_keys[row][:, :new]),
+            equal("values", values[:, : new + 1], want_after.tail_values[row][:, : new + 1]),
+        ]
+    return outputs
 
 
 def _rows(cache: KVCache, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -21,6 +21,7 @@ def checks(sizes: Sizes) -> Iterator[Check]:
     shape = sizes.deltanet
     label = f"{shape.key_heads} key and {shape.value_heads} value heads"
     yield Check("deltanet.step", label, lambda: _step(shape))
+    yield Check("deltanet.batch_step", f"3 sequences, {label}", lambda: _batch_step(shape, 3))
     for rows in sizes.rows:
         yield Check("deltanet.prepare", f"{rows} rows, {label}", lambda r=rows: _prepare(shape, r))  # type: ignore[misc]
         yield Check("deltanet.gated_norm", f"{rows} rows, {label}", lambda r=rows: _gated_norm(shape, r))  # type: ignore[misc]
@@ -48,6 +49,20 @@ def _step(shape: DeltaNetShape) -> list[Output]:
     want = expected(reference.step, proj, conv, state, *layer, shape)
     # q, k and v are rounded to bfloat16 before they meet the state.
     return [close("y", y, want[0]), equal("conv_state", next_conv, want[1]), close("state", next_state, want[2], 1e-2)]
+
+
+def _batch_step(shape: DeltaNetShape, sequences: int) -> list[Output]:
+    source = Source("batch_step")
+    proj, (_, *layer) = source.normal(sequences, shape.projection_width), _layer(source, shape)
+    windows = source.normal(sequences, shape.conv_kernel - 1, shape.channels)
+    states = mx.stack([_state(source, shape) for _ in range(sequences)])
+    y, next_windows, next_states = kernel("deltanet.batch_step")(proj, windows, states, *layer, shape)
+    want = expected(reference.batch_step, proj, windows, states, *layer, shape)
+    return [
+        close("y", y, want[0]),
+        equal("conv_state", next_windows, want[1]),
+        close("state", next_states, want[2], 1e-2),
+    ]
 
 
 def _prepare(shape: DeltaNetShape, rows: int) -> list[Output]:

@@ -10,9 +10,10 @@ import numpy as np
 
 from lily_mlx.fallback import kernel
 from lily_mlx.kernels.linear import QuantizedWeight, reference
-from lily_mlx.kernels.sampling import NO_TOKEN, Settings
+from lily_mlx.kernels.sampling import NO_TOKEN, RowControls, Settings
 from lily_mlx.kernels.sampling import reference as sampling_reference
 from lily_mlx.kernels.sampling.policy import SLICE
+from lily_mlx.kernels.sampling.settings import UNFILTERED
 
 from .check import BFLOAT16, FLOAT32, Check, Output, close, equal
 from .inputs import Source, expected, sample, take_rows, to_float64
@@ -85,6 +86,9 @@ def checks(sizes: Sizes) -> Iterator[Check]:
     yield Check("sampling.select", "1000 parts", _select)
     yield Check("sampling.adjust", f"{sizes.vocabulary} tokens", lambda: _adjust(sizes))
     yield Check("sampling.draw", f"{sizes.vocabulary} tokens", lambda: _draw(sizes))
+    for filtered in (False, True):
+        shape = f"3 sequences{', filters' if filtered else ''}, {sizes.vocabulary} tokens"
+        yield Check("sampling.choose_rows", shape, lambda f=filtered: _choose_rows(sizes, f))  # type: ignore[misc]
 
 
 def _norm_project(projection: Projection) -> list[Output]:
@@ -226,3 +230,28 @@ def _draw(sizes: Sizes) -> list[Output]:
     )
     want, *_ = sampling_reference.draw(np.array(logits), largest, total, special[:0], settings, seed, position)
     return [equal("token", token, want)]
+
+
+def _choose_rows(sizes: Sizes, filtered: bool) -> list[Output]:
+    source = Source("choose_rows")
+    settings = [
+        Settings(),
+        Settings(temperature=1.0, min_p=0.05, top_k=40) if filtered else Settings(temperature=1.0),
+        Settings(temperature=0.8, repetition_penalty=1.3, presence_penalty=0.5),
+    ]
+    count = len(settings)
+    # Multiples of 1/16, as in _draw.
+    logits = mx.round(40 * source.normal(count, sizes.vocabulary, dtype=mx.float32)) / 16
+    tokens, recent = source.tokens(sizes.vocabulary, count), source.tokens(sizes.vocabulary, 32 * count)
+    position, seed = mx.array([40, 7, 300], mx.int32), mx.array([1, 2, 3], mx.uint32)
+    ids = mx.array([[3, sizes.vocabulary - 1, *[NO_TOKEN] * 6]] * count, mx.uint32)
+    biases, special = mx.array([[1.5, -2.0, *[0.0] * 6]] * count), mx.full((count, 8), NO_TOKEN, mx.uint32)
+    values = np.stack([one.values() for one in settings])
+    values[:, UNFILTERED] = [filtered and not one.filters for one in settings]
+    controls = RowControls(mx.array(values), seed, ids, biases, special, filtered)
+    recent = recent.reshape(count, 32)
+    got = kernel("sampling.choose_rows")(logits, tokens, position, recent, controls)
+    want = expected(
+        sampling_reference.choose_rows, logits, tokens, position, recent, settings, seed, ids, biases, special
+    )
+    return [equal("token", got[0], want[0]), close("adjusted", got[1], want[1]), equal("recent", got[2], want[2])]

@@ -155,6 +155,26 @@ def recent_tokens(tokens: Sequence[int], sampling: Sampling) -> mx.array | None:
     return mx.array(slots)
 
 
+def resized_memory(recent: mx.array, length: int, size: int) -> mx.array:
+    """A memory of recent tokens with another number of slots.
+
+    Args:
+        recent: uint32 [R], see `recent_tokens`.
+        length: tokens of the sequence.
+        size: slots that are wanted, a power of two.
+
+    Returns:
+        uint32 [size]. What does not fit is forgotten, the oldest first.
+    """
+    if recent.size == size:
+        return recent
+    slots = np.arange(size)
+    position = length - 1 - ((length - 1 - slots) & (size - 1))  # the last one that has this slot
+    is_known = (position >= 0) & (position > length - 1 - recent.size)
+    kept = recent[mx.array(position % recent.size)]
+    return mx.where(mx.array(is_known), kept, mx.array(NO_TOKEN, mx.uint32))
+
+
 def log_probabilities(logits: mx.array) -> mx.array:
     """Logarithms of the softmax over the last axis, in float32; computed only if read."""
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)

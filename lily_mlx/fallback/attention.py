@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import mlx.core as mx
 
-from lily_mlx.kernels.attention import TAIL_ROWS, AttentionShape, KVCache, capacity_for
+from lily_mlx.kernels.attention import TAIL_ROWS, YOUNG_PAGE, AttentionShape, KVCache, PagedCache, Work, capacity_for
 from lily_mlx.kernels.attention.rope import turns_per_position
 
 from .linear import normalised
 
-__all__ = ["append", "merge_tail", "prefill_attention", "prepare", "step"]
+__all__ = ["append", "batch_step", "merge_tail", "prefill_attention", "prepare", "step"]
 
 _MOST_SCORES = 1 << 26  # float32 values that one block of query rows may take: 256 MB
 
@@ -34,6 +35,39 @@ def step(
     tail_values = mx.where(is_new, values, cache.tail_values)
     cache = KVCache(cache.keys, cache.values, tail_keys, tail_values)
     return _attend(q, cache, position, position - position % TAIL_ROWS, proj, shape), cache
+
+
+def batch_step(
+    proj: mx.array,
+    q_norm: mx.array,
+    k_norm: mx.array,
+    work: Work,
+    cache: PagedCache,
+    shape: AttentionShape,
+    eps: float,
+    plan: object = None,
+) -> tuple[mx.array, PagedCache]:
+    """Gated attention of one token of each sequence, one after another. `plan` has no effect."""
+    outs, tails = [], []
+    most = work.items.shape[0]
+    for row in range(proj.shape[0]):
+        place = work.places[row]
+        # The sequence's pages in order; what follows them belongs to others and lies after its rows.
+        index = mx.minimum(place[1] + mx.arange(most, dtype=mx.int32), most - 1)
+        own = work.items[index, 1]
+        is_young = (own == YOUNG_PAGE).reshape(-1, 1, 1, 1)
+        keys, values = (
+            mx.where(is_young, young[row], pool[mx.maximum(own, 0)])
+            .swapaxes(0, 1)
+            .reshape(shape.kv_heads, -1, shape.head_dim)
+            for pool, young in ((cache.keys, cache.young_keys), (cache.values, cache.young_values))
+        )
+        alone = KVCache(keys, values, cache.tail_keys[row], cache.tail_values[row])
+        out, after = step(proj[row : row + 1], q_norm, k_norm, place[:1], alone, shape, eps)
+        outs.append(out)
+        tails.append((after.tail_keys, after.tail_values))
+    tail_keys, tail_values = (mx.stack(parts) for parts in zip(*tails, strict=True))
+    return mx.concatenate(outs), replace(cache, tail_keys=tail_keys, tail_values=tail_values)
 
 
 def prepare(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import mlx.core as mx
 
 from lily_mlx.kernels.linear import QuantizedWeight
+from lily_mlx.kernels.sampling import RowControls
 from lily_mlx.kernels.sampling.policy import SLICE
+from lily_mlx.kernels.sampling.settings import UNFILTERED
 
 from .linear import norm_project
 
-__all__ = ["adjust", "draw", "head", "select"]
+__all__ = ["adjust", "choose_rows", "draw", "head", "select"]
 
 _PART = 256  # tokens of a part of the vocabulary
 _NO_TOKEN = 0xFFFFFFFF
@@ -105,6 +107,25 @@ def draw(
     lowest = mx.min(mx.where(keep, values, mx.array(mx.inf)), keepdims=True)
     last = mx.max(mx.where(keep & (values == lowest), ids, mx.array(0, mx.uint32)), keepdims=True)
     return token, position + 1, (lowest, last, highest.reshape(1))
+
+
+def choose_rows(
+    logits: mx.array, tokens: mx.array, position: mx.array, recent: mx.array, controls: RowControls
+) -> tuple[mx.array, mx.array, mx.array]:
+    """The next token of each sequence, the adjusted logits and the memories with the tokens, one after another."""
+    chosen = []
+    for row in range(logits.shape[0]):
+        one, settings = slice(row, row + 1), controls.settings[row]
+        at, seed = position[one], controls.seed[one]
+        given = logits[one], tokens[one], at, recent[row], controls.bias_ids[row], controls.bias_values[row], settings
+        adjusted, after, best, index, _ = adjust(*given, seed, False)
+        token, _ = select(best, index, at)
+        if controls.filtered:
+            drawn, _, _ = draw(adjusted, best, best, controls.special_tokens[row], settings, seed, at)
+            token = mx.where(settings[UNFILTERED] > 0, token, drawn)
+        chosen.append((token, adjusted, after[None]))
+    token, adjusted, after = (mx.concatenate(parts) for parts in zip(*chosen, strict=True))
+    return token, adjusted, after
 
 
 def _by_falling_value(values: mx.array) -> mx.array:

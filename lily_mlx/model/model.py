@@ -9,9 +9,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from lily_mlx.kernels.attention import TAIL_ROWS, KVCache, capacity_for
+from lily_mlx.kernels.attention import TAIL_ROWS, KVCache, Work, capacity_for
+from lily_mlx.kernels.sampling import RowControls
 from lily_mlx.metal import current_backend
 
+from .batch import BatchOutput, Pool, RowMemory, batch_step
 from .cache import LayerCache, empty_caches
 from .checkpoint import OnPacked, load_weights
 from .choice import Sampling
@@ -22,6 +24,7 @@ from .weights import ModelWeights, arrays_of, form_of, with_arrays
 
 MOST_COMPILED_ROWS = 256  # longer chunks keep the device busy while the host prepares their launches
 MOST_COMPILED_CHUNKS = 64  # of different rows, capacities and samplings; the one not used for longest makes room
+MOST_COMPILED_BATCHES = 48  # steps of several sequences: of different numbers of them, lengths and samplings
 LAYERS_AT_ONCE = 4
 
 
@@ -33,6 +36,7 @@ class Model:
     weights: ModelWeights
     _compiled: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _compiled_chunks: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    _compiled_batches: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def load(cls, directory: Path) -> Model:
@@ -77,6 +81,7 @@ class Model:
         """Steps and chunks are traced again, with the kernels that are in use then."""
         self._compiled.clear()
         self._compiled_chunks.clear()
+        self._compiled_batches.clear()
 
     def step(
         self,
@@ -102,6 +107,42 @@ class Model:
         arrays = [token, position, *arrays_of((sampling, memory, caches))]
         token, position, logits, *rest = self._compiled[key](*arrays)
         return StepOutput(token, position, logits, *with_arrays((caches, memory), rest))
+
+    def batch_step(
+        self,
+        tokens: mx.array,
+        positions: mx.array,
+        work: Work,
+        pools: tuple[Pool, ...],
+        memories: tuple[RowMemory, ...],
+        recent: mx.array,
+        controls: RowControls,
+    ) -> BatchOutput:
+        """`batch_step` on the current backend, through `mx.compile` on `metal` and `cuda`.
+
+        It is traced once for each number of sequences, size of the list of items, size of the pools and form of the
+        choice; the traces that were not used for longest make room for others.
+        """
+        backend, inputs = current_backend(), (positions, work, pools, memories, recent, controls)
+        if backend == "cpu":
+            return batch_step(self.weights, self.config, tokens, *inputs)
+        pages = pools[0].keys.shape[0] if pools else 0
+        lists = (recent, controls.bias_ids, controls.special_tokens)
+        sizes = (tokens.size, work.items.shape[0], pages, *(array.shape[1] for array in lists))
+        key = f"{backend} {sizes} {controls.filtered}"
+        compiled = self._compiled_batches.pop(key, None) or self._compile_batch(inputs)
+        _keep(self._compiled_batches, key, compiled, MOST_COMPILED_BATCHES)
+        chosen, logits, recent, *rest = compiled(tokens, *arrays_of(inputs))
+        return BatchOutput(chosen, logits, recent, with_arrays(memories, rest))
+
+    def _compile_batch(self, inputs: tuple[Any, ...]) -> Any:
+        like = form_of(inputs)
+
+        def step(tokens: mx.array, *arrays: mx.array) -> list[mx.array]:
+            output = batch_step(self.weights, self.config, tokens, *with_arrays(like, arrays))
+            return [output.tokens, output.logits, output.recent, *arrays_of(output.memories)]
+
+        return mx.compile(step)
 
     def prefill_chunk(
         self, tokens: Sequence[int], length: int, caches: tuple[LayerCache, ...], last: mx.array | None = None
@@ -150,9 +191,7 @@ class Model:
         room = next((cache.capacity for cache in caches if isinstance(cache, KVCache)), 0)
         key = f"{backend} {rows} {room} {capacity} {sampling.form}"
         compiled = self._compiled_chunks.pop(key, None) or self._compile_chunk(rows, length, sampling, memory, caches)
-        self._compiled_chunks[key] = compiled
-        if len(self._compiled_chunks) > MOST_COMPILED_CHUNKS:
-            del self._compiled_chunks[next(iter(self._compiled_chunks))]
+        _keep(self._compiled_chunks, key, compiled, MOST_COMPILED_CHUNKS)
         position = mx.array([length], mx.int32)
         arrays = [chunk, position, last, ends, *arrays_of((sampling, memory, caches))]
         token, position, logits, *rest = compiled(*arrays)
@@ -205,3 +244,10 @@ class Model:
             rows.append(all_logits(self.weights, self.config, x))
             mx.eval(rows[-1], *arrays_of(caches))
         return mx.concatenate(rows)
+
+
+def _keep(compiled: dict[str, Any], key: str, function: Any, most: int) -> None:
+    """Puts a compiled function last, and forgets the first one if there are too many."""
+    compiled[key] = function
+    if len(compiled) > most:
+        del compiled[next(iter(compiled))]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from lily_mlx.engine import Engine, SequenceState, recent_tokens
+from lily_mlx.engine import Chosen, DecodeBatch, Engine, SequenceState, recent_tokens
 from lily_mlx.model import Sampling, arrays_of
 
 from .prefix_cache import PrefixCache
@@ -65,6 +65,8 @@ class Sequence:
     ):
         self.prompt, self.max_tokens = prompt, max_tokens
         self.cancelled = self.done = self.decoding = False
+        self.handle: int | None = None  # in the batch that it advances with
+        self.alone = False  # whether it must not be in a batch
         self.computed_tokens = self.generated_tokens = 0
         self._sampling, self._text, self._emit = sampling, text, emit
         self._eos_tokens, self._token_texts, self._alternatives = eos_tokens, token_texts, alternatives
@@ -115,13 +117,42 @@ class Sequence:
                 cache.insert(tokens[:end], self._state, disposable=end not in borders)
         self.computed_tokens += end - start
 
+    def is_last(self, engine: Engine) -> bool:
+        """Whether the token that was chosen is the last one, so that it need not be fed."""
+        return self.generated_tokens + 1 >= engine.token_limit(len(self.prompt.tokens), self.max_tokens)
+
+    def join(self, batch: DecodeBatch) -> None:
+        """Goes on in a batch."""
+        assert self._state is not None
+        self.handle = batch.add(self._state, self._sampling)
+        self._state = None
+
+    def leave(self, batch: DecodeBatch) -> None:
+        """Goes on alone, if it is not over."""
+        if self.handle is None:
+            return
+        handle, self.handle = self.handle, None
+        try:
+            if not (self.done or self.cancelled):
+                self._state = batch.state(handle)
+        finally:
+            batch.remove(handle)
+
+    def take(self, chosen: Chosen, batch: DecodeBatch, cache: PrefixCache) -> None:
+        """Takes the token that the batch has fed for it."""
+        assert self.handle is not None
+        self.generated_tokens += 1
+        self._tokens.append(chosen.token)
+        if self._take(chosen.token, chosen.logits, last=False):
+            self.done = True
+            cache.insert(self._tokens, batch.state(self.handle))
+
     def step(self, engine: Engine, cache: PrefixCache) -> None:
         """Takes the token that was chosen and chooses the next one."""
         state = self._state
         assert state is not None
         assert state.token is not None
-        limit = engine.token_limit(len(self.prompt.tokens), self.max_tokens)
-        last = self.generated_tokens + 1 >= limit
+        last = self.is_last(engine)
         ahead = None
         if engine.looks_ahead and not last:
             ahead = engine.step(state, self._sampling)
@@ -129,21 +160,21 @@ class Sequence:
         token = int(state.token.item())
         self.generated_tokens += 1
         self._tokens.append(token)
-        if self._take(token, state, last):
+        assert state.logits is not None
+        if self._take(token, state.logits, last):
             self.done, self._state = True, None
             final, held = (state, self._tokens[:-1]) if ahead is None else (ahead, self._tokens)
             cache.insert(held, final)
             return
         self._state = ahead if ahead is not None else engine.step(state, self._sampling)
 
-    def _take(self, token: int, state: SequenceState, last: bool) -> bool:
+    def _take(self, token: int, logits: mx.array, last: bool) -> bool:
         """Emits what a token adds; returns whether it ends the answer."""
         ended, stopped, delta = token in self._eos_tokens, False, Delta()
         if not ended:
             delta, stopped = self._text.add(token)
             if self._alternatives is not None:
-                assert state.logits is not None
-                delta.logprobs.append(self._token_texts.logprobs(token, state.logits, self._alternatives))
+                delta.logprobs.append(self._token_texts.logprobs(token, logits, self._alternatives))
         over = ended or stopped or last
         if over:
             rest = self._text.finish(complete=ended, stopped=stopped)

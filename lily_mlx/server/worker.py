@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from lily_mlx.engine import DEFAULT_CHUNK_SIZE, Engine
+from lily_mlx.engine import DEFAULT_CHUNK_SIZE, Chosen, DecodeBatch, Engine
 from lily_mlx.model import Model
 
 from .errors import busy, internal, unavailable
@@ -31,7 +31,7 @@ class Limits:
     """What the worker takes on.
 
     Attributes:
-        decode_concurrency: answers that are generated in turns.
+        decode_concurrency: answers that are generated at once.
         prompt_concurrency: prompts among them that are processed in turns.
         waiting: answers that may wait besides.
         chunk_size: tokens of a prompt that go through the layers at once.
@@ -49,8 +49,9 @@ class Limits:
 class Worker:
     """Loads the model and generates answers, all on a thread of its own.
 
-    A turn is one chunk of one prompt and one step of each answer. An error in one answer's part of a turn ends that
-    answer alone.
+    A turn is one chunk of one prompt and one step of each answer; two or more answers advance in one step together. An
+    error in one answer's part of a turn ends that answer alone. An error in a common step ends none: its answers go on
+    one by one.
 
     Args:
         load: returns mlx_lm's kind of (model, tokenizer), such as `lily_mlx.load` does.
@@ -140,8 +141,9 @@ class Worker:
             model, self.tokenizer = self._load()
             self.model = model
             engine = Engine(model)
+            batch = DecodeBatch(engine)
             self._ready.set()
-            while self._turn(engine):
+            while self._turn(engine, batch):
                 pass
         except BaseException as error:
             self._error = error
@@ -155,7 +157,7 @@ class Worker:
             for answer in left:
                 answer.fail(unavailable(reason))
 
-    def _turn(self, engine: Engine) -> bool:
+    def _turn(self, engine: Engine, batch: DecodeBatch) -> bool:
         """One turn; returns False when the thread has to end."""
         self._sign_of_life = time.monotonic()
         with self._changed:
@@ -170,21 +172,51 @@ class Worker:
             answer = prompts[self._next_prompt]
             self._guarded(answer, lambda: answer.prefill(engine, self.cache, self.limits.chunk_size))
             self._sign_of_life = time.monotonic()
+        self._decode(engine, batch)
         for answer in self._active:
-            if answer.decoding and not answer.done:
-                self._guarded(answer, lambda answer=answer: answer.step(engine, self.cache))  # type: ignore[misc]
+            if answer.done or answer.cancelled:
+                answer.leave(batch)
         self._active = [answer for answer in self._active if not (answer.done or answer.cancelled)]
         self.turns += 1
         if self.turns % _CLEAR_EVERY == 0:
             mx.clear_cache()
         return True
 
+    def _decode(self, engine: Engine, batch: DecodeBatch) -> None:
+        """One step of each answer, of two or more together."""
+        running = [answer for answer in self._active if answer.decoding and not (answer.done or answer.cancelled)]
+        together = [answer for answer in running if not (answer.alone or answer.is_last(engine))]
+        if len(together) < 2:
+            together = []
+        for answer in running:
+            if answer not in together:
+                self._guarded(answer, lambda answer=answer: answer.leave(batch))  # type: ignore[misc]
+            elif answer.handle is None:
+                self._guarded(answer, lambda answer=answer: answer.join(batch))  # type: ignore[misc]
+        together = [answer for answer in together if answer.handle is not None]
+        chosen: dict[int, Chosen] = {}
+        try:
+            if together:
+                chosen = batch.step()
+        except Exception:
+            logger.exception("a step of %d answers failed; they go on one by one", len(together))
+            for answer in together:
+                answer.alone = True
+                self._guarded(answer, lambda answer=answer: answer.leave(batch))  # type: ignore[misc]
+            together = []
+        for answer in running:
+            if answer in together and answer.handle is not None:
+                one = chosen[answer.handle]
+                self._guarded(answer, lambda a=answer, one=one: a.take(one, batch, self.cache))  # type: ignore[misc]
+            elif not answer.done:
+                self._guarded(answer, lambda answer=answer: answer.step(engine, self.cache))  # type: ignore[misc]
+
     def _admit(self) -> None:
         """Takes answers from the queue, as far as the limits allow."""
-        self._active = [answer for answer in self._active if not answer.cancelled]
         if any(answer.cancelled for answer in self._waiting):
             self._waiting = deque(answer for answer in self._waiting if not answer.cancelled)
         prompts = sum(not answer.decoding for answer in self._active)
+        # Answers that were cancelled since are dropped at the turn's end, where the batch lets them go.
         while self._waiting and len(self._active) < self.limits.decode_concurrency:
             if prompts >= self.limits.prompt_concurrency:
                 return

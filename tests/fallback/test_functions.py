@@ -22,9 +22,12 @@ from lily_mlx.kernels.moe import split_routing
 from lily_mlx.kernels.sampling import Settings
 from lily_mlx.kernels.sampling import reference as sampling_reference
 from tests.kernels.attention import layer
+from tests.kernels.attention.test_batch import Batch
 from tests.kernels.deltanet.layer import arrays, random_layer
+from tests.kernels.deltanet.test_batch_step import batch_of
 from tests.kernels.moe.experts import FORMATS, UNIFORM, Format, make_experts
 from tests.kernels.moe.test_prefill import reference_routing
+from tests.kernels.sampling.test_batch import GROUPS, Rows
 from tests.support import assert_close, bf16, quantized, rng, round_bf16, to_numpy
 
 EPS = 1e-6
@@ -50,7 +53,14 @@ def test_every_public_function_of_the_kernels_has_one():
         for name in getattr(kernels, family).__all__
         if inspect.isfunction(getattr(getattr(kernels, family), name))
     }
-    plain = {"attention.capacity_for", "attention.empty_cache", "moe.join_routing", "moe.split_routing"}
+    plain = {
+        "attention.capacity_for",
+        "attention.empty_cache",
+        "attention.lay_out",
+        "attention.make_work",
+        "moe.join_routing",
+        "moe.split_routing",
+    }
     assert set(fallback.NAMES) == launching - plain
 
 
@@ -142,6 +152,14 @@ class TestDeltaNet:
         for name, ours, theirs in zip(("y", "conv", "state"), (y, conv, state), want, strict=True):
             assert_close(name, ours, theirs, 1e-2)
 
+    def test_batch_step(self):
+        data, windows, states = batch_of(5, (1, 2), 3)
+        layer = data.convolution[1:]
+        got = deltanet.batch_step(data.proj, windows, states, *layer, data.shape)
+        want = deltanet_reference.batch_step(*arrays(data.proj, windows, states, *layer), data.shape)
+        for name, ours, theirs in zip(("y", "windows", "states"), got, want, strict=True):
+            assert_close(name, ours, theirs, 1e-2)
+
     def test_gated_norm(self):
         data = random_layer(5, (2, 4), 9, z_is_nan=False)
         generator = rng(5)
@@ -179,6 +197,19 @@ class TestAttention:
         assert np.array_equal(new_values[-1], want_value)
         want = layer.attend(to_numpy(q), new_keys, new_values, length, proj, shape)
         assert_close("out", got, want, ROUNDED)
+
+    def test_batch_step(self):
+        batch = Batch([0, 127, 128, 300], layer.shape_of((4, 2), 64, 32), seed=6)
+        arguments = (batch.proj, *batch.gains, batch.work, batch.cache, batch.shape, EPS)
+        got, after = attention.batch_step(*arguments)
+        want, want_after = fallback.kernel("attention.batch_step")(*arguments)
+        assert_close("out", got, to_numpy(want), ROUNDED)
+        for row, length in enumerate(batch.lengths):
+            for ours, theirs in zip(vars(after).values(), vars(want_after).values(), strict=True):
+                if ours is theirs:
+                    continue  # the pools
+                ours, theirs = (x[row][:, : length % TAIL_ROWS + 1] for x in (ours, theirs))
+                assert_close(f"tail of {row}", ours, to_numpy(theirs), ROUNDED)
 
     @pytest.mark.parametrize("length", [0, 1, 127, 128, 200])
     @pytest.mark.parametrize("tokens", [1, 2, 130])
@@ -382,6 +413,14 @@ class TestSampling:
             got &= (values <= highest) | np.isin(ids, special)
             assert np.array_equal(got, keep)
             assert (int(token.item()), int(following.item())) == (int(want[0]), 6)
+
+    @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+    def test_choose_rows(self, group):
+        rows = Rows(group, 700, seed=11)
+        inputs = (rows.logits, rows.tokens, rows.position, rows.recent)
+        got = sampling.choose_rows(*map(mx.array, inputs), rows.controls())
+        for ours, theirs in zip(got, rows.choose(), strict=True):
+            assert_close("choice", ours, theirs, 1e-5)
 
     def test_ties_go_to_the_lower_id(self):
         value = mx.array([1.0, 3.0, float("nan"), 3.0, 3.0])

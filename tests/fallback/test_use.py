@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from lily_mlx import fallback
-from lily_mlx.engine import Engine, SequenceState, generate_tokens, make_sampling
+from lily_mlx.engine import DecodeBatch, Engine, SequenceState, generate_tokens, make_sampling
 from lily_mlx.kernels import attention, linear
 from lily_mlx.model import Model, cache, decode, prefill
 from tests.model import synthetic
@@ -116,3 +116,31 @@ def test_compiled_steps_and_chunks(tmp_path, monkeypatch):
     got, wanted = to_numpy(state.logits), to_numpy(want.logits)
     assert abs(got - wanted).max() < 2e-2 * (wanted.max() - wanted.min())
     assert (state.length, state.position.item()) == (134, 134)
+
+
+def test_compiled_batches(tmp_path, monkeypatch):
+    """A step of several sequences, traced and used at other lengths: on a GPU by kernels, here by MLX's CPU."""
+    settings = synthetic.config(num_experts_per_tok=8, num_hidden_layers=2, full_attention_interval=2)
+    plain = Engine(Model.load(synthetic.write_checkpoint(tmp_path, settings)))
+    samplings = [GREEDY, make_sampling(0.9, 3, top_k=9, presence_penalty=0.5), make_sampling(0.7, 4)]
+    prompts = [rng(n).integers(0, 320, n).tolist() for n in (5, 125, 200)]
+    states = [plain.prefill(plain.empty(), *given) for given in zip(prompts, samplings, strict=True)]
+
+    def run(engine: Engine) -> list[dict[int, int]]:
+        batch = DecodeBatch(engine)
+        for state, sampling in zip(states, samplings, strict=True):
+            batch.add(state, sampling)
+        tokens = [{handle: chosen.token for handle, chosen in batch.step().items()} for _ in range(6)]
+        batch.remove(1)
+        return tokens + [{handle: chosen.token for handle, chosen in batch.step().items()} for _ in range(3)]
+
+    want = run(plain)
+    monkeypatch.setattr("lily_mlx.model.model.current_backend", lambda: "cuda")
+    compiled = Engine(Model(plain.model.config, plain.model.weights))
+    with fallback.using(fallback.NAMES):
+        assert run(compiled) == want
+        assert len(compiled.model._compiled_batches) == 2  # of three rows and, when one has left, of two
+        assert run(compiled) == want
+        assert len(compiled.model._compiled_batches) == 2
+    compiled.model.forget_compiled()
+    assert not compiled.model._compiled_batches

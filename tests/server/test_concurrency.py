@@ -55,6 +55,37 @@ def test_sixteen_streams_equal_sequential_requests(tiny):
     assert len(set(alone)) > 4
 
 
+def test_answers_advance_together(tiny, monkeypatch):
+    """Sixteen streams of several lengths and samplings, most of them in common steps, and each as if alone."""
+    rows, real = [], type(tiny.worker.model).batch_step
+
+    def batch_step(model, tokens, *rest):
+        rows.append(tokens.size)
+        return real(model, tokens, *rest)
+
+    monkeypatch.setattr(type(tiny.worker.model), "batch_step", batch_step)
+    wishes = [
+        {"prompt": [100 + 7 * i, 50 + i, 9] * (1 + 9 * (i % 3)), "max_tokens": 4 + i % 5, "logprobs": 2}
+        | ({"temperature": 0.8, "seed": i, "top_p": 0.9} if i % 4 == 1 else {})
+        | ({"presence_penalty": 0.7, "logit_bias": {"7": 2.0}} if i % 4 == 2 else {})
+        for i in range(16)
+    ]
+
+    def answer(wish):
+        choice = tiny.post("/v1/completions", **wish).json()["choices"][0]
+        return choice["text"], choice["finish_reason"], choice["logprobs"]["tokens"]
+
+    alone = [answer(wish) for wish in wishes]
+    assert not rows
+    tiny.worker.cache.clear()
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(answer, wishes)) == alone
+    assert max(rows) >= 4
+    rows.clear()
+    assert answer(wishes[3]) == alone[3]  # from the snapshots that the common steps left
+    assert not rows
+
+
 def test_c23_each_request_has_its_own_sampling(tiny):
     prompt = "Speak to me, speak to me."
     wishes = [
@@ -149,7 +180,11 @@ def test_a_failed_answer_harms_no_other(scripted, monkeypatch, stream):
             raise RuntimeError("broken on purpose")
         return real(model, token, position, caches, sampling, recent)
 
+    def batch_step(*_):
+        raise RuntimeError("a common step that contains the request below")
+
     monkeypatch.setattr(type(server.worker.model), "step", step)
+    monkeypatch.setattr(type(server.worker.model), "batch_step", batch_step)
 
     def fail():
         wishes = {"model": "tiny", "prompt": "y\n", "temperature": 0.5, "seed": 1}

@@ -19,7 +19,7 @@ _PARTS = Kernel(
     inputs=("proj", "q_norm", "k_norm", "position", "turns", "keys", "values", "tail_keys", "tail_values"),
     outputs=("partial", "tail_keys_out", "tail_values_out"),
     body="kernels/attention/step_parts.metal",
-    headers=("kernels/attention/head.h",),
+    headers=("kernels/attention/head.h", "kernels/attention/parts.h"),
 )
 _COMBINE = Kernel(
     name="attention_combine",
@@ -68,7 +68,6 @@ def step(
     check_cache("step", cache, shape.kv_heads, shape.head_dim)
     plan = plan or policy.parts_plan(cache.capacity, shape.group)
     parts = plan.main_parts(cache.capacity) + plan.tail_parts
-    staged = max(1, _STAGED_FLOATS // (plan.head_sets * plan.streams * shape.head_dim))
     tail = (shape.kv_heads, TAIL_ROWS, shape.head_dim)
     partial, tail_keys, tail_values = _PARTS(
         [
@@ -82,26 +81,31 @@ def step(
             cache.tail_keys,
             cache.tail_values,
         ],
-        template={
-            "G": shape.group,
-            "D": shape.head_dim,
-            "R": shape.rotary_dim,
-            "TAIL": TAIL_ROWS,
-            "PART": plan.part_rows,
-            "HEADS": plan.heads,
-            "PADDED": plan.padded_heads,
-            "SETS": plan.head_sets,
-            "STREAMS": plan.streams,
-            "STAGED": min(staged, plan.heads),
-            "SCALE": math.log2(math.e) / math.sqrt(shape.head_dim),
-            "EPS": float(eps),
-        },
+        template=parts_template(shape, plan, eps) | {"PART": plan.part_rows},
         grid=(shape.kv_heads * plan.threads, parts, 1),
         threadgroup=(plan.threads, 1, 1),
         output_shapes=[(shape.query_heads, parts, shape.head_dim + 2), tail, tail],
         output_dtypes=[mx.float32, mx.bfloat16, mx.bfloat16],
     )
     return combine(partial, proj, shape), KVCache(cache.keys, cache.values, tail_keys, tail_values)
+
+
+def parts_template(shape: AttentionShape, plan: policy.PartsPlan, eps: float) -> dict[str, int | float]:
+    """Template values of the kernels that attend to a part of a cache."""
+    staged = max(1, _STAGED_FLOATS // (plan.head_sets * plan.streams * shape.head_dim))
+    return {
+        "G": shape.group,
+        "D": shape.head_dim,
+        "R": shape.rotary_dim,
+        "TAIL": TAIL_ROWS,
+        "HEADS": plan.heads,
+        "PADDED": plan.padded_heads,
+        "SETS": plan.head_sets,
+        "STREAMS": plan.streams,
+        "STAGED": min(staged, plan.heads),
+        "SCALE": math.log2(math.e) / math.sqrt(shape.head_dim),
+        "EPS": float(eps),
+    }
 
 
 def combine(partial: mx.array, proj: mx.array, shape: AttentionShape) -> mx.array:

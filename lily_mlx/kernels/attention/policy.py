@@ -69,6 +69,14 @@ def parts_plan(capacity: int, group: int) -> PartsPlan:
     )
 
 
+def batch_plan(group: int) -> PartsPlan:
+    """The plan of `batch_step` for ``group`` query heads for each KV head.
+
+    A part is a page whatever the lengths, so that a sequence's sums do not depend on the others of the batch.
+    """
+    return replace(parts_plan(0, group), part_rows=TAIL_ROWS)
+
+
 @dataclass(frozen=True)
 class PrefillPlan:
     """Tiles of `prefill_attention`.

@@ -7,6 +7,7 @@ embedding of the first dimensions, paired with a distance of R / 2).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -131,6 +132,42 @@ def step(
     values = np.concatenate([cache.values[:, :before], tail_values[:, : row + 1]], axis=1)
     out = attend(q, keys, values, int(position[0]), gate, shape)
     return out, KVCache(cache.keys, cache.values, tail_keys, tail_values)
+
+
+class PagedCache(NamedTuple):
+    """The fields of the package's PagedCache, as numpy arrays."""
+
+    keys: np.ndarray
+    values: np.ndarray
+    young_keys: np.ndarray
+    young_values: np.ndarray
+    tail_keys: np.ndarray
+    tail_values: np.ndarray
+
+
+def batch_step(
+    proj: np.ndarray,
+    q_norm: np.ndarray,
+    k_norm: np.ndarray,
+    positions: Sequence[int],
+    pages: Sequence[Sequence[int]],
+    cache: PagedCache,
+    shape: AttentionShape,
+    eps: float,
+) -> tuple[np.ndarray, PagedCache]:
+    """`step` of each sequence: [B, Hq * D], and the cache with the new tails."""
+    outs, tail_keys, tail_values = [], cache.tail_keys.copy(), cache.tail_values.copy()
+    for row, (position, own) in enumerate(zip(positions, pages, strict=True)):
+        keys, values = (
+            np.concatenate([young[row] if page < 0 else pool[page] for page in own] or [pool[0, :, :0]], axis=1)
+            for pool, young in zip(cache[:2], cache[2:4], strict=True)
+        )
+        alone = KVCache(keys, values, cache.tail_keys[row], cache.tail_values[row])
+        at = np.array([position])
+        out, after = step(proj[row : row + 1], q_norm, k_norm, at, alone, shape, eps)
+        outs.append(out)
+        tail_keys[row], tail_values[row] = after.tail_keys, after.tail_values
+    return np.concatenate(outs), cache._replace(tail_keys=tail_keys, tail_values=tail_values)
 
 
 def merge_tail(cache: KVCache, length: int) -> KVCache:

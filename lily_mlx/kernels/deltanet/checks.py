@@ -33,6 +33,11 @@ def check_convolution(
     """Checks the convolution's window and weight and the gates' parameters."""
     window = (shape.conv_kernel - 1, shape.channels)
     check_array(where, "conv_state", conv_state, window, mx.bfloat16)
+    check_gates(where, conv_weight, a_log, dt_bias, shape)
+
+
+def check_gates(where: str, conv_weight: mx.array, a_log: mx.array, dt_bias: mx.array, shape: DeltaNetShape) -> None:
+    """Checks the convolution's weight and the gates' parameters."""
     check_array(where, "conv_weight", conv_weight, (shape.conv_kernel, shape.channels), mx.bfloat16)
     check_array(where, "a_log", a_log, (shape.value_heads,), mx.float32)
     check_array(where, "dt_bias", dt_bias, (shape.value_heads,), mx.float32)

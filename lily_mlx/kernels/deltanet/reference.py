@@ -79,6 +79,23 @@ def step(
     return y, conv_state, state
 
 
+def batch_step(
+    proj: Array,
+    conv_state: Array,
+    state: Array,
+    conv_weight: Array,
+    a_log: Array,
+    dt_bias: Array,
+    shape: DeltaNetShape,
+    dtype: type = np.float64,
+) -> tuple[Array, Array, Array]:
+    """One token of each sequence: y, the next conv_state and the next state."""
+    layer = conv_weight, a_log, dt_bias, shape, dtype
+    parts = [step(proj[b : b + 1], conv_state[b], state[b], *layer) for b in range(proj.shape[0])]
+    y, windows, states = zip(*parts, strict=True)
+    return np.concatenate(y), np.stack(windows), np.stack(states)
+
+
 def gated_norm(
     y: Array, proj: Array, norm_weight: Array, shape: DeltaNetShape, eps: float, dtype: type = np.float64
 ) -> Array:

@@ -8,8 +8,11 @@
 // total the sum of exp(adjusted - best_value). Otherwise, for `select`: best_value is the largest adjusted logit
 // (temperature 0) or the largest of adjusted / temperature + Gumbel noise, keyed like the head's; total is 0.
 //
-// Grid: one threadgroup of 32 * SIMDGROUPS threads for each part. Bytes: logits read and written once, recent and
-// the list of biases (from cache) once for each part.
+// With several sequences each array holds one after another; then `tokens` is one token of each (ONE_EACH), and with
+// FILTERED a sequence whose settings say UNFILTERED gets best_value as for `select`, and total is its token's id.
+//
+// Grid: (parts, sequences), one threadgroup of 32 * SIMDGROUPS threads each. Bytes: logits read and written once, recent
+// and the list of biases (from cache) once for each part.
 constexpr uint THREADS = 32u * uint(SIMDGROUPS);
 constexpr uint IN_REPETITION = 0x80000000u;
 constexpr uint IN_PRESENCE = 0x40000000u;
@@ -23,13 +26,18 @@ const uint lane = thread_index_in_simdgroup;
 const uint simd_group = simdgroup_index_in_threadgroup;
 const uint thread_id = thread_index_in_threadgroup;
 const uint part = threadgroup_position_in_grid.x;
+const uint sequence = threadgroup_position_in_grid.y;
+const uint sequences = threadgroups_per_grid.y;
 const uint first = part * uint(SLICE);
 const uint vocabulary = uint(logits_shape[1]);
-const float temperature = settings[TEMPERATURE];
+const size_t row = size_t(sequence) * vocabulary; // of logits and adjusted
+const uint set = sequence * uint(SETTINGS);
+const float temperature = settings[set + TEMPERATURE];
 const float inverse_temperature = temperature > 0.0f ? 1.0f / temperature : 1.0f;
-const bool noisy = !FILTERED && temperature > 0.0f;
-const uint key = seed[0];
-const uint now = uint(position[0]);
+const bool filtered = FILTERED && settings[set + UNFILTERED] == 0.0f;
+const bool noisy = !filtered && temperature > 0.0f;
+const uint key = seed[sequence];
+const uint now = uint(position[sequence]);
 
 for (uint i = thread_id; i < uint(SLICE); i += THREADS) {
   atomic_store_explicit(&seen[i], 0u, memory_order_relaxed);
@@ -37,19 +45,19 @@ for (uint i = thread_id; i < uint(SLICE); i += THREADS) {
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 
-const uint slots = uint(recent_shape[0]);
-const uint fed = uint(tokens_shape[0]);
-const uint repetition_context = uint(settings[REPETITION_CONTEXT]);
-const uint presence_context = uint(settings[PRESENCE_CONTEXT]);
-const uint frequency_context = uint(settings[FREQUENCY_CONTEXT]);
+const uint slots = uint(recent_shape[0]) / sequences;
+const uint fed = ONE_EACH ? 1u : uint(tokens_shape[0]);
+const uint repetition_context = uint(settings[set + REPETITION_CONTEXT]);
+const uint presence_context = uint(settings[set + PRESENCE_CONTEXT]);
+const uint frequency_context = uint(settings[set + FREQUENCY_CONTEXT]);
 for (uint slot = thread_id; slot < slots; slot += THREADS) {
   const uint age = (now - slot) & (slots - 1u); // 0: fed last
-  uint token = recent[slot];
+  uint token = recent[sequence * slots + slot];
   if (age < fed) {
-    token = tokens[fed - 1u - age];
+    token = tokens[sequence * fed + fed - 1u - age];
   }
   if (part == 0u) {
-    next_recent[slot] = token;
+    next_recent[sequence * slots + slot] = token;
   }
   const uint place = token - first;
   if (place < uint(SLICE)) {
@@ -58,10 +66,11 @@ for (uint slot = thread_id; slot < slots; slot += THREADS) {
     atomic_fetch_add_explicit(&seen[place], age < frequency_context ? 1u : 0u, memory_order_relaxed);
   }
 }
-for (uint i = thread_id; i < uint(bias_ids_shape[0]); i += THREADS) {
-  const uint place = bias_ids[i] - first;
+const uint biases = uint(bias_ids_shape[0]) / sequences;
+for (uint i = thread_id; i < biases; i += THREADS) {
+  const uint place = bias_ids[sequence * biases + i] - first;
   if (place < uint(SLICE)) {
-    bias[place] = bias_values[i];
+    bias[place] = bias_values[sequence * biases + i];
   }
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -77,16 +86,16 @@ for (int i = 0; i < PER_THREAD; ++i) {
   values[i] = -INFINITY;
   if (token < vocabulary) {
     const uint marks = atomic_load_explicit(&seen[place], memory_order_relaxed);
-    float value = logits[token] + bias[place];
+    float value = logits[row + token] + bias[place];
     if ((marks & IN_REPETITION) != 0u) {
-      const float penalty = settings[REPETITION_PENALTY];
+      const float penalty = settings[set + REPETITION_PENALTY];
       value = value < 0.0f ? value * penalty : value / penalty;
     }
     if ((marks & IN_PRESENCE) != 0u) {
-      value -= settings[PRESENCE_PENALTY];
+      value -= settings[set + PRESENCE_PENALTY];
     }
-    value -= float(marks & TIMES) * settings[FREQUENCY_PENALTY];
-    adjusted[token] = value;
+    value -= float(marks & TIMES) * settings[set + FREQUENCY_PENALTY];
+    adjusted[row + token] = value;
     values[i] = metal::isnan(value) ? -INFINITY : value;
     if (noisy) {
       value = value * inverse_temperature + gumbel(philox(key, 0u, token, now));
@@ -107,7 +116,7 @@ for (int i = 1; i < SIMDGROUPS; ++i) {
   take_better(best, best_token, group_values[i], group_indices[i]);
 }
 float sum = 0.0f;
-if (FILTERED) {
+if (filtered) {
 #pragma unroll
   for (int i = 0; i < PER_THREAD; ++i) {
     sum += first + thread_id + uint(i) * THREADS < vocabulary ? relative_weight(values[i], best) : 0.0f;
@@ -122,7 +131,8 @@ if (thread_id == 0u) {
   for (int i = 1; i < SIMDGROUPS; ++i) {
     sum += group_totals[i];
   }
-  best_value[part] = best;
-  best_index[part] = best_token;
-  total[part] = sum;
+  const uint entry = sequence * threadgroups_per_grid.x + part;
+  best_value[entry] = best;
+  best_index[entry] = best_token;
+  total[entry] = FILTERED && !filtered ? float(best_token) : sum; // exact: ids are below 2^24
 }

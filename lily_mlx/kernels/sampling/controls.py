@@ -35,9 +35,9 @@ _DRAW = Kernel(
         "lowest_logit",
         "last_token",
         "highest_logit",
-        "keys",
-        "ids",
-        "weights",
+        "all_keys",
+        "all_ids",
+        "all_weights",
     ),
     body="kernels/sampling/draw.metal",
     headers=(
@@ -91,16 +91,16 @@ def adjust(
     check_array("settings", settings, (SIZE,), mx.float32)
     check_array("seed", seed, (1,), mx.uint32)
     vocabulary, slots = logits.shape[1], recent.shape[0]
-    _check_vocabulary(vocabulary)
+    check_vocabulary(vocabulary)
     if slots < SMALLEST_BUFFER or slots & (slots - 1):
         raise ValueError(f"recent has {slots} slots; expected a power of two from {SMALLEST_BUFFER}")
     if bias_ids.shape[0] < SMALLEST_BUFFER:
         raise ValueError(f"{bias_ids.shape[0]} biases; fill the list with NO_TOKEN up to {SMALLEST_BUFFER}")
-    parts = _parts(vocabulary)
+    parts = vocabulary_parts(vocabulary)
     threads = 32 * ADJUST_SIMDGROUPS
     adjusted, next_recent, best_value, best_index, total = _ADJUST(
         [logits, tokens, position, recent, bias_ids, bias_values, settings, seed],
-        template={"SIMDGROUPS": ADJUST_SIMDGROUPS, "SLICE": SLICE, "FILTERED": filtered},
+        template={"SIMDGROUPS": ADJUST_SIMDGROUPS, "SLICE": SLICE, "FILTERED": filtered, "ONE_EACH": False},
         grid=(threads * parts, 1, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(1, vocabulary), (slots,), (parts,), (parts,), (parts,)],
@@ -136,8 +136,8 @@ def draw(
     """
     check_array("logits", logits, (1, None), mx.float32)
     vocabulary = logits.shape[1]
-    _check_vocabulary(vocabulary)
-    parts = _parts(vocabulary)
+    check_vocabulary(vocabulary)
+    parts = vocabulary_parts(vocabulary)
     check_array("largest", largest, (parts,), mx.float32)
     check_array("total", total, (parts,), mx.float32)
     check_array("special_tokens", special_tokens, (None,), mx.uint32)
@@ -149,8 +149,7 @@ def draw(
             f"{special_tokens.shape[0]} special tokens; fill the list with NO_TOKEN up to {SMALLEST_BUFFER}"
         )
     simdgroups = draw_simdgroups()
-    # Every thread can list all tokens of its share.
-    listed = -(-parts // simdgroups) * SLICE * simdgroups
+    listed = listed_tokens(parts)
     token, next_position, lowest, last, highest, *_ = _DRAW(
         [logits, largest, total, special_tokens, settings, seed, position],
         template={"SIMDGROUPS": simdgroups, "SLICE": SLICE},
@@ -171,11 +170,19 @@ def draw(
     return token, next_position, (lowest, last, highest)
 
 
-def _parts(vocabulary: int) -> int:
+def vocabulary_parts(vocabulary: int) -> int:
+    """Parts of the vocabulary that `adjust` reports on."""
     return -(-vocabulary // SLICE)
 
 
-def _check_vocabulary(vocabulary: int) -> None:
+def listed_tokens(parts: int) -> int:
+    """Places in the lists of `draw`: every thread can list all tokens of its share."""
+    simdgroups = draw_simdgroups()
+    return -(-parts // simdgroups) * SLICE * simdgroups
+
+
+def check_vocabulary(vocabulary: int) -> None:
+    """Raises ValueError unless the kernels can choose from so many tokens."""
     most = MOST_PARTS * SLICE
     if not SMALLEST_BUFFER <= vocabulary <= most:
         raise ValueError(f"the vocabulary has {vocabulary} tokens; expected {SMALLEST_BUFFER} to {most}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -170,3 +170,31 @@ def draw(
     values = np.where(keep, values, -np.inf)
     candidates = np.flatnonzero(keep & (values == values.max()))
     return candidates[:1].astype(np.uint32), position + 1, keep
+
+
+def choose_rows(
+    logits: np.ndarray,
+    tokens: np.ndarray,
+    position: np.ndarray,
+    recent: np.ndarray,
+    settings: Sequence[Settings],
+    seed: np.ndarray,
+    bias_ids: np.ndarray,
+    bias_values: np.ndarray,
+    special_tokens: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The next token of each sequence [B], the adjusted logits [B, V] and the memories with the tokens."""
+    chosen = []
+    for row, own in enumerate(settings):
+        at, key = position[row : row + 1], seed[row : row + 1]
+        adjusted, after, values, ids, total = adjust(
+            logits[row : row + 1], tokens[row : row + 1], at, recent[row], bias_ids[row], bias_values[row], own, key,
+            own.filters,
+        )  # fmt: skip
+        if own.filters:
+            token, _, _ = draw(adjusted, values, total, special_tokens[row], own, key, at)
+        else:
+            token, _ = select(values, ids, at)
+        chosen.append((token[0], adjusted[0], after))
+    token, adjusted, after = (np.stack(parts) for parts in zip(*chosen, strict=True))
+    return token, adjusted, after

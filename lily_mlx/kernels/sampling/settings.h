@@ -13,3 +13,6 @@ constant constexpr int FREQUENCY_PENALTY = 9;
 constant constexpr int REPETITION_CONTEXT = 10;
 constant constexpr int PRESENCE_CONTEXT = 11;
 constant constexpr int FREQUENCY_CONTEXT = 12;
+// Not 0: no filters, where other sequences of the launch have some.
+constant constexpr int UNFILTERED = 13;
+constant constexpr int SETTINGS = 16; // places in all

@@ -14,6 +14,8 @@ MIN_TEMPERATURE = 1e-6
 MOST_TOKENS = 2**24
 MOST_CONTEXT = 2**16
 SIZE = 16
+# The place of what batches add, see settings.h.
+UNFILTERED = 13
 
 
 @dataclass(frozen=True)

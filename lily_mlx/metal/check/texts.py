@@ -18,17 +18,21 @@ import mlx.core as mx
 
 from lily_mlx.checkpoints import bundled_checkpoint
 from lily_mlx.engine import make_sampling
-from lily_mlx.kernels.attention import TAIL_ROWS, KVCache, capacity_for
+from lily_mlx.engine.row_controls import join_controls
+from lily_mlx.kernels.attention import TAIL_ROWS, KVCache, capacity_for, make_work
 from lily_mlx.kernels.linear.weight import BITS, GROUP_SIZES
 from lily_mlx.model import (
     LayerCache,
     ModelConfig,
     ModelWeights,
+    Pool,
     Sampling,
     arrays_of,
+    batch_step,
     choose_token,
     decode_step,
     empty_caches,
+    empty_memories,
     merge_tails,
     prefill_chunk,
     with_arrays,
@@ -65,7 +69,9 @@ _FULL_SIZE = {
 # Rows of a chunk: both sides of every limit that a policy has between 1 and a whole chunk.
 ROWS = (1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, 129, 256, 257, 512, 513, 1024, 2048)
 CONTEXTS = (0, 1, 300, 1_000, 4_000, 8_000, 16_000, 30_000, 65_000, 131_000, 260_000)
-_FEW_ROWS = (1, 20, 300, 2048)
+# Rows of a batch, by the same rule; fewer than 8 sequences have arrays in another address space.
+BATCHES = (2, 8, 12, 16, 24, 32, 48)
+_FEW_ROWS, _FEW_BATCHES = (1, 20, 300, 2048), (2, 24)
 
 Trace = Callable[..., Sequence[mx.array]]
 
@@ -79,19 +85,21 @@ class Workload:
         config: the model.
         contexts: tokens before a step or a chunk.
         rows: sizes of chunks.
+        batches: sequences that decode at once.
     """
 
     label: str
     config: ModelConfig
     contexts: Sequence[int]
     rows: Sequence[int]
+    batches: Sequence[int] = _FEW_BATCHES
 
 
 def workloads(quick: bool = False) -> Iterator[Workload]:
     """Everything that is traced; `quick` leaves out other models and all encodings but those of the checkpoints."""
     full, tiny = _settings(**_FULL_SIZE), _settings()
-    yield Workload("full size", ModelConfig.from_dict(full), CONTEXTS, ROWS)
-    yield Workload("bundled checkpoint", ModelConfig.from_dict(tiny), (0, 1, 300, 2_000), ROWS)
+    yield Workload("full size", ModelConfig.from_dict(full), CONTEXTS, ROWS, BATCHES)
+    yield Workload("bundled checkpoint", ModelConfig.from_dict(tiny), (0, 1, 300, 2_000), ROWS, BATCHES)
     if quick:
         return
     for label, sizes in FAMILY.items():
@@ -203,6 +211,9 @@ def _texts_of(workload: Workload) -> Iterator[tuple[str, str]]:
     config = workload.config
     weights = abstract_weights(config)
     yield from record(*_choices(config, (weights, empty_caches(config))))
+    for sequences in workload.batches:
+        for filtered in (False, True):
+            yield from record(*_batch(config, weights, sequences, filtered))
     for context in workload.contexts:
         state = (weights, _caches(config, context))
         yield from record(*_step(config, state))
@@ -239,6 +250,31 @@ def _step(config: ModelConfig, state: State) -> tuple[Trace, list[mx.array]]:
 
     inputs = [mx.zeros(1, mx.uint32), mx.zeros(1, mx.int32), mx.zeros(8), mx.zeros(1, mx.uint32)]
     return step, [*inputs, *arrays_of(state)]
+
+
+def _batch(config: ModelConfig, weights: ModelWeights, sequences: int, filtered: bool) -> tuple[Trace, list[mx.array]]:
+    """A step of several sequences. How long they are decides nothing but the size of a list."""
+    heads = config.attention
+    pages = mx.zeros((4, heads.kv_heads, TAIL_ROWS, heads.head_dim), mx.bfloat16)
+    young = mx.zeros((sequences, heads.kv_heads, TAIL_ROWS, heads.head_dim), mx.bfloat16)
+    layers = sum(config.is_attention(i) for i in range(config.layers))
+    samplings = [make_sampling(1.0, 0, top_p=0.9 if filtered else 0.0)] * sequences
+    inputs = (
+        mx.zeros(sequences, mx.uint32),
+        mx.zeros(sequences, mx.int32),
+        make_work([0] * sequences, [[]] * sequences),
+        (Pool(pages, pages, young, young),) * layers,
+        empty_memories(config, sequences),
+        mx.zeros((sequences, 32), mx.uint32),
+        join_controls(samplings),
+    )
+    like = (weights, inputs)
+
+    def step(*arrays: mx.array) -> Any:
+        weights, inputs = with_arrays(like, arrays)
+        return arrays_of(batch_step(weights, config, *inputs))
+
+    return step, arrays_of(like)
 
 
 def _choices(config: ModelConfig, state: State) -> tuple[Trace, list[mx.array]]:

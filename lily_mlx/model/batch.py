@@ -17,7 +17,7 @@ from lily_mlx.kernels.sampling import RowControls, choose_rows
 
 from .cache import DeltaNetCache
 from .config import ModelConfig
-from .prefill import all_logits, in_norm, moe_chunk, moe_chunk_norm
+from .prefill import all_logits, deltanet_projection, in_norm, mlp_chunk, mlp_chunk_norm
 from .weights import AttentionWeights, DeltaNetWeights, ModelWeights
 
 
@@ -122,9 +122,9 @@ def batch_step(
             x, memory = attention_rows(layer.mixer, config, x, normed, work, next(pool), memory)
         renewed.append(memory)
         if index + 1 < len(weights.layers):
-            x, normed = moe_chunk_norm(layer.moe, config, x, in_norm(weights.layers[index + 1]))
+            x, normed = mlp_chunk_norm(layer.mlp, config, x, in_norm(weights.layers[index + 1]))
         else:
-            x = moe_chunk(layer.moe, config, x)
+            x = mlp_chunk(layer.mlp, config, x)
     chosen, logits, recent = choose_rows(all_logits(weights, config, x), tokens, positions, recent, controls)
     return BatchOutput(chosen, logits, recent, tuple(renewed))
 
@@ -134,7 +134,7 @@ def deltanet_rows(
 ) -> tuple[mx.array, DeltaNetCache]:
     """Gated DeltaNet of one token of each sequence, with its residual: x bfloat16 [B, H] to the same. 4 launches."""
     shape, eps = config.deltanet, config.norm_eps
-    proj = matmul(normed, weights.in_proj)
+    proj = deltanet_projection(weights, normed)
     y, conv, state = deltanet.batch_step(
         proj, memory.conv, memory.state, weights.conv, weights.a_log, weights.dt_bias, shape
     )

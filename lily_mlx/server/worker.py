@@ -180,9 +180,10 @@ class Worker:
         for answer in self._active:
             if answer.decoding and not answer.done:
                 self._guarded(answer, lambda answer=answer: answer.step(engine, self.cache))  # type: ignore[misc]
-            if answer.cancelled:
-                answer.release()
-        self._active = [answer for answer in self._active if not (answer.done or answer.cancelled)]
+        ended = [answer for answer in self._active if answer.done or answer.cancelled]
+        for answer in ended:
+            answer.release()
+        self._active = [answer for answer in self._active if answer not in ended]
         self.turns += 1
         if self.turns % _CLEAR_EVERY == 0:
             mx.clear_cache()

@@ -180,11 +180,11 @@ class Worker:
             self._guarded(answer, lambda: answer.prefill(engine, self.cache, self.limits.chunk_size))
             self._sign_of_life = time.monotonic()
         self._decode(engine, batch)
-        for answer in self._active:
-            if answer.done or answer.cancelled:
-                answer.leave(batch)
-                answer.release()
-        self._active = [answer for answer in self._active if not (answer.done or answer.cancelled)]
+        ended = [answer for answer in self._active if answer.done or answer.cancelled]
+        for answer in ended:
+            answer.leave(batch)
+            answer.release()
+        self._active = [answer for answer in self._active if answer not in ended]
         self.turns += 1
         if self.turns % _CLEAR_EVERY == 0:
             mx.clear_cache()

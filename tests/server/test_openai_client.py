@@ -26,7 +26,24 @@ def asynchronous(server, **options):
 
 
 def test_sixteen_chat_streams_equal_sequential_chats(tiny):
-    words = ["Who", "King", "Ghost", "night", "sword", "love", "father", "bell", "7", "Rome", "Why", "sea", "crown", "42", "mad", "queen"]
+    words = [
+        "Who",
+        "King",
+        "Ghost",
+        "night",
+        "sword",
+        "love",
+        "father",
+        "bell",
+        "7",
+        "Rome",
+        "Why",
+        "sea",
+        "crown",
+        "42",
+        "mad",
+        "queen",
+    ]
 
     def options(i):
         messages = [{"role": "user", "content": words[i]}]

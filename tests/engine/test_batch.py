@@ -135,9 +135,9 @@ def test_a_sequence_does_not_depend_on_the_others(engine, count, tolerance):
     """The logits of a batch of two and of a larger one: bit for bit where both take the same tiles."""
     states = [prefilled(engine, prompt(10 + 9 * i, i)) for i in range(count)]
     logits = []
-    for count in (2, count):
+    for size in (2, count):
         batch = DecodeBatch(engine)
-        handles = [batch.add(state, GREEDY) for state in states[:count]]
+        handles = [batch.add(state, GREEDY) for state in states[:size]]
         rows = []
         for _ in range(3):
             rows.append(np.array(batch.step()[handles[1]].logits))

@@ -166,12 +166,26 @@ def measure(engine: Engine, options: argparse.Namespace, gate: results.Gate, clo
     suffix = prompt(options.suffix, engine.model.config.vocab_size)
     taken = first_token(engine, state, suffix, max(options.rounds, 5), clock)
     more = {"suffix": options.suffix, "decode_steps": statistics.median(taken) / statistics.median(alone)}
-    rows.append(_row("first token", 1, options.prefix, taken, **more))
+    rows.append(_row("first token", 1, options.prefix, taken, step_rounds=alone, **more))
     return rows
 
 
+def steady(rows: Sequence[dict[str, Any]], drift: float) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows whose rounds agree, and the reasons of those left out."""
+    kept, refused = [], []
+    for row in rows:
+        name = f"{row['phase']} with {row['streams']} streams"
+        try:
+            results.require_steady(row["rounds"], drift, name)
+            results.require_steady(row.get("step_rounds", row["rounds"]), drift, f"the step beside {name}")
+            kept.append(row)
+        except results.GateError as error:
+            refused.append(str(error))
+    return kept, refused
+
+
 def as_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Streams with their speed in all and for each, then the cached prefix."""
+    """Streams with their speed in all and for each, then the cached prefix, as far as they are there."""
     decode = [row for row in rows if row["phase"] == "decode"]
     base = next((row["tokens_per_s"] for row in decode if row["streams"] == 1), None)
     lines = [
@@ -186,11 +200,14 @@ def as_table(rows: Sequence[dict[str, Any]]) -> str:
         for row in decode
     ]
     headings = ["streams", "context", "ms for a step", "tokens/s in all", "tokens/s for each", "of one stream's"]
-    cached = rows[-1]
-    return results.table(headings, lines) + (
-        f"\n\nfirst token after {cached['suffix']} new tokens on {cached['length']} cached ones: "
-        f"{1e3 * cached['seconds']:.2f} ms, {cached['decode_steps']:.2f} decode steps"
-    )
+    found = results.table(headings, lines)
+    for row in rows:
+        if row["phase"] == "first token":
+            found += (
+                f"\n\nfirst token after {row['suffix']} new tokens on {row['length']} cached ones: "
+                f"{1e3 * row['seconds']:.2f} ms, {row['decode_steps']:.2f} decode steps"
+            )
+    return found
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -216,13 +233,14 @@ def main(argv: Sequence[str] | None = None, clock: Clock = time.perf_counter) ->
     gate = results.Gate()
     rows = measure(Engine(model), options, gate, clock)
     gate.require_green()
-    for row in rows:
-        results.require_steady(row["rounds"], options.drift, f"{row['phase']} with {row['streams']} streams")
+    rows, refused = steady(rows, options.drift)
     print(as_table(rows))
-    if not options.no_write:
+    if rows and not options.no_write:
         settings = {k: v for k, v in vars(options).items() if k != "no_write"}
         path = results.write("batch", rows, seed=options.seed, gate=gate, name=options.model, settings=settings)
         print(f"wrote {path}", file=sys.stderr)
+    if refused:
+        raise results.GateError("\n".join(refused))
 
 
 if __name__ == "__main__":

@@ -75,9 +75,12 @@ REPLACES = {
     "moe_route_rows": "softmax, argpartition, gather, normalise, sigmoid, two argsorts, divide, gather",
     "moe_select_experts": "softmax, argpartition, gather, normalise, sigmoid",
     "moe_sort_rows": "two argsorts, divide, gather",
+    "moe_short_down": "the same as `moe_grouped_down`, for blocks of few rows",
+    "moe_short_gate_up": "the same as `moe_grouped_gate_up`, for blocks of few rows",
     "norm_project": "`mx.fast.rms_norm`, `mx.quantized_matmul` (several where their weights are joined)",
     "project_add": "`mx.quantized_matmul`, add",
     "rms_norm": "`mx.fast.rms_norm`",
+    "short_matmul": "the same as `matmul`, for few rows",
     "select": "the end of `mx.argmax` or of the random draw",
 }
 # Where a kernel has no launch in the two traced workloads.

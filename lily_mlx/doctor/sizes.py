@@ -55,7 +55,7 @@ FULL = Sizes(
 )
 # The same kernels with fewer weights: what the engine can afford to try before its first token.
 SHORT = replace(
-    FULL, label="Qwen3.6-35B-A3B, few weights", experts=32, vocabulary=4096, rows=(9, 64, 300), contexts=(300, 4096)
+    FULL, label="Qwen3.6-35B-A3B, few weights", experts=32, vocabulary=4096, rows=(5, 9, 64, 300), contexts=(300, 4096)
 )
 SMALL = Sizes(
     label="small",
@@ -67,6 +67,6 @@ SMALL = Sizes(
     expert_size=64,
     mlp_size=192,
     vocabulary=2048,
-    rows=(9, 40),
+    rows=(5, 9, 40),
     contexts=(0, 120, 1100),  # a chunk completes a block after 120; after 1100 its keys are shared in parts
 )

@@ -173,19 +173,19 @@ class ShortPlan:
         return replace(self, depth=step, slices=slices, ahead=ahead)
 
 
-def short_plan(rows: int, columns: int, depth: int) -> ShortPlan | None:
-    """The plan for an output [rows, columns] that sums over ``depth`` (K); None where a tile of weights pays."""
-    device = device_policy()
-    if rows > device.short.rows or -(-columns // device.short.columns) < device.fill_short:
-        return None
-    return device.short.for_depth(depth)
-
-
-def matmul_plan(rows: int, columns: int, depth: int) -> MatmulPlan:
+def matmul_plan(rows: int, columns: int, depth: int) -> ShortPlan | MatmulPlan:
     """The plan for an output [rows, columns] that sums over ``depth`` (K).
 
-    The largest tile that is not taller than needed and fills the device, else the smallest that is not taller.
+    Weights in registers for few rows, where that fills the device; else a tile of weights.
     """
+    device = device_policy()
+    if rows <= device.short.rows and -(-columns // device.short.columns) >= device.fill_short:
+        return device.short.for_depth(depth)
+    return tile_plan(rows, columns, depth)
+
+
+def tile_plan(rows: int, columns: int, depth: int) -> MatmulPlan:
+    """The largest tile that is not taller than needed and fills the device, else the smallest that is not taller."""
     device = device_policy()
     fitting = [tile for tile in device.tiles if tile.rows < 2 * rows] or [device.tiles[-1]]
     for tile in fitting:

@@ -7,7 +7,7 @@ import mlx.core as mx
 from lily_mlx.metal import Kernel
 
 from .checks import check_array, check_matrix, check_output_dtype, weight_template
-from .policy import matmul_plan, norm_simdgroups, short_plan
+from .policy import ShortPlan, matmul_plan, norm_simdgroups
 from .weight import QuantizedWeight
 
 _RMS_NORM = Kernel(
@@ -107,10 +107,9 @@ def matmul(
     rows = x.shape[0]
     if residual is not None:
         check_array("residual", residual, (rows, w.rows))
-    short = short_plan(rows, w.rows, w.columns)
-    plan = short or matmul_plan(rows, w.rows, w.columns)
+    plan = matmul_plan(rows, w.rows, w.columns)
     across, down = -(-w.rows // plan.columns), -(-rows // plan.rows)
-    (out,) = (_SHORT_MATMUL if short else _MATMUL)(
+    (out,) = (_SHORT_MATMUL if isinstance(plan, ShortPlan) else _MATMUL)(
         # Without a residual the kernel reads none, and x only fills the argument.
         [x, w.packed, x if residual is None else residual],
         template={

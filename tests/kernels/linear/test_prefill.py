@@ -176,7 +176,7 @@ def test_matmul_plans(device: str, monkeypatch: pytest.MonkeyPatch):
     for rows in (1, 8, 16, 17, 32, 33, 64, 65, 127, 512, 4096):
         for columns in (8, 257, 2048, 12352):
             for depth in (32, 64, 96, 512, 2048, 4096):
-                plan = policy.matmul_plan(rows, columns, depth)
+                plan = policy.tile_plan(rows, columns, depth)
                 across, down = plan.threadgroups(rows, columns)
                 assert across * plan.columns >= columns
                 assert down * plan.rows >= rows

@@ -9,7 +9,7 @@ import pytest
 
 from lily_mlx.kernels import linear, moe
 from lily_mlx.kernels.linear import policy, reference
-from lily_mlx.kernels.linear.policy import ShortPlan
+from lily_mlx.kernels.linear.policy import MatmulPlan, ShortPlan
 from lily_mlx.kernels.moe import policy as moe_policy
 from lily_mlx.kernels.moe import reference as moe_reference
 from lily_mlx.metal import current_backend
@@ -42,7 +42,7 @@ def use_linear_plan(monkeypatch: pytest.MonkeyPatch, plan: ShortPlan) -> None:
 def test_matmul(plan: ShortPlan, rows: int, outputs: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One stage and several, columns that end inside one, rows and outputs that fill no tile."""
     use_linear_plan(monkeypatch, plan)
-    assert policy.short_plan(rows, outputs, columns) is not None
+    assert isinstance(policy.matmul_plan(rows, outputs, columns), ShortPlan)
     generator = rng(rows + columns)
     weight, _ = quantized(generator, (outputs, columns), 4, 32)
     x, residual = (bf16(generator.standard_normal((rows, width))) for width in (columns, outputs))
@@ -85,8 +85,8 @@ def test_plans_cover_every_shape(device: str, monkeypatch: pytest.MonkeyPatch) -
     backend = "metal" if device == "apple" else device
     shorts = (*moe_policy.DEVICES[backend].short_gate_up, *moe_policy.DEVICES[backend].short_down)
     for depth in range(32, 8193, 32):
-        for plan in (policy.short_plan(1, 12352, depth), *(short.for_depth(depth) for short in shorts)):
-            assert plan is not None
+        for plan in (policy.matmul_plan(1, 12352, depth), *(short.for_depth(depth) for short in shorts)):
+            assert isinstance(plan, ShortPlan)
             assert plan.depth % (policy.SHORT_BLOCK * plan.slices) == 0
             assert plan.depth // policy.SHORT_BLOCK // plan.slices % plan.ahead == 0
             assert plan.depth < depth + policy.SHORT_BLOCK
@@ -94,5 +94,5 @@ def test_plans_cover_every_shape(device: str, monkeypatch: pytest.MonkeyPatch) -
             assert 2 * plan.rows * (plan.depth + 8) <= 32768
             assert 4 * plan.slices * 2 * plan.columns * (min(plan.rows, 16) + 1) <= 32768
     rows = policy.DEVICES[device].short.rows
-    assert policy.short_plan(rows, 12352, 2048) is not None
-    assert policy.short_plan(rows + 1, 12352, 2048) is None
+    assert isinstance(policy.matmul_plan(rows, 12352, 2048), ShortPlan)
+    assert isinstance(policy.matmul_plan(rows + 1, 12352, 2048), MatmulPlan)

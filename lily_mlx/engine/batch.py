@@ -10,7 +10,17 @@ import numpy as np
 
 from lily_mlx.kernels.attention import TAIL_ROWS, YOUNG_PAGE, KVCache, Work, capacity_for, lay_out
 from lily_mlx.kernels.sampling import NO_TOKEN, RowControls
-from lily_mlx.model import DeltaNetCache, LayerCache, Pool, RowMemory, Sampling, Tails, arrays_of, empty_memories
+from lily_mlx.model import (
+    BatchOutput,
+    DeltaNetCache,
+    LayerCache,
+    Pool,
+    RowMemory,
+    Sampling,
+    Tails,
+    arrays_of,
+    empty_memories,
+)
 
 from .engine import Engine
 from .row_controls import join_controls, memory_size
@@ -111,6 +121,7 @@ class DecodeBatch:
         sampling.check_vocabulary(self._engine.model.config.vocab_size)
         recent = sampling.recent_or_empty(state.recent)
         row = _Row(self._next_handle, sampling, state.length)
+        self._next_handle += 1
         place = len(self._rows)
         if not self._rows:
             self._allocate(bucket_for(1), int(state.logits.shape[1]))
@@ -118,17 +129,20 @@ class DecodeBatch:
             self._resize(bucket_for(place + 1))
         self._twins.pop(0)
         self._rows.append(row)
-        size = max(memory_size(own.sampling) for own in self._rows)
-        if size != self._recent.shape[1]:
-            self._resize_memories(size)
-        self._tokens = _with_row(self._tokens, place, state.token[0])
-        self._logits = _with_row(self._logits, place, state.logits[0])
-        if recent is not None:
-            self._recent = _with_row(self._recent, place, resized_memory(recent, state.length, size))
-        self._take_pages(row, state.length // TAIL_ROWS)
-        self._put(place, row, state.caches)
+        try:
+            size = max(memory_size(own.sampling) for own in self._rows)
+            if size != self._recent.shape[1]:
+                self._resize_memories(size)
+            self._tokens = _with_row(self._tokens, place, state.token[0])
+            self._logits = _with_row(self._logits, place, state.logits[0])
+            if recent is not None:
+                self._recent = _with_row(self._recent, place, resized_memory(recent, state.length, size))
+            self._take_pages(row, state.length // TAIL_ROWS)
+            self._put(place, row, state.caches)
+        except BaseException:
+            self.remove(row.handle)
+            raise
         self._changed()
-        self._next_handle += 1
         return row.handle
 
     def remove(self, handle: int) -> None:
@@ -194,8 +208,8 @@ class DecodeBatch:
     def step(self) -> dict[int, Chosen]:
         """Feeds the chosen token of each sequence, submits the choice of the next ones, and reads those fed.
 
-        A sequence at the end of the model's context must be removed before. If the submission fails, nothing has
-        changed.
+        A sequence at the end of the model's context must be removed before. If the submission fails, or the tokens
+        cannot be read, nothing has changed.
 
         Returns:
             By handle, the tokens that are fed now.
@@ -203,13 +217,14 @@ class DecodeBatch:
         if not self._rows:
             return {}
         tokens, logits = self._tokens, self._logits
-        self._advance()
+        output = self._submit()
         values = np.array(tokens).tolist()
+        self._advance(output)
         return {row.handle: Chosen(values[i], logits[i : i + 1]) for i, row in enumerate(self._rows)}
 
     # ---- a step -------------------------------------------------------------------------------------------------
 
-    def _advance(self) -> None:
+    def _submit(self) -> BatchOutput:
         lengths = [row.length for row in self._rows]
         if self._layout is None:
             places, items = lay_out(lengths, [row.pages for row in self._rows], self._twins)
@@ -228,6 +243,9 @@ class DecodeBatch:
             self._controls,
         )
         mx.async_eval(output.tokens)
+        return output
+
+    def _advance(self, output: BatchOutput) -> None:
         self._tokens, self._logits, self._recent = output.tokens, output.logits, output.recent
         self._memories = output.memories
         for row in self._rows:

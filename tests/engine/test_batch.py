@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lily_mlx.engine import DecodeBatch, Engine, make_sampling, recent_tokens
+from lily_mlx.engine import batch as batch_module
 from lily_mlx.engine.batch import bucket_for
 from lily_mlx.engine.sampling import resized_memory
 from lily_mlx.kernels.attention import YOUNG_PAGE
@@ -201,17 +202,39 @@ def test_memory_does_not_grow(engine):
     assert mx.get_active_memory() <= 1.01 * before
 
 
-def test_a_failed_step_changes_nothing(engine, monkeypatch):
+def fail(*_):
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(Model, "batch_step"), (batch_module.np, "array")], ids=["the-submission", "reading-the-tokens"]
+)
+def test_a_failed_step_changes_nothing(owner, name, engine, monkeypatch):
     state = prefilled(engine, prompt(9, 1))
     want = alone(engine, state, GREEDY, 4)
     batch = DecodeBatch(engine)
     handle, _ = batch.add(state, GREEDY), batch.add(state, GREEDY)
     chosen = together(batch, 2)[handle]
     with monkeypatch.context() as patch:
-        patch.setattr(Model, "batch_step", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
+        patch.setattr(owner, name, fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
             batch.step()
     assert chosen + together(batch, 2)[handle] == want
+
+
+def test_a_sequence_that_cannot_join_leaves_nothing_behind(engine, monkeypatch):
+    states = [prefilled(engine, prompt(9 + i, i)) for i in range(3)]
+    want = [alone(engine, state, GREEDY, 3) for state in states]
+    batch = DecodeBatch(engine)
+    first = batch.add(states[0], GREEDY)
+    with monkeypatch.context() as patch:
+        patch.setattr(DecodeBatch, "_put", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            batch.add(states[1], GREEDY)
+    assert len(batch) == 1
+    third = batch.add(states[2], GREEDY)
+    chosen = together(batch, 3)
+    assert chosen == {first: want[0], third: want[2]}
 
 
 @pytest.mark.parametrize(("sequences", "rows"), [(1, 2), (2, 2), (5, 6), (9, 12), (17, 24), (32, 32), (33, 48)])

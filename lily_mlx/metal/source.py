@@ -243,6 +243,10 @@ _OPERATORS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
 }  # fmt: skip
+_COMPARISONS = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne,
+}  # fmt: skip
 
 
 def threadgroup_bytes(text: KernelText, template: Mapping[str, object], sizes: Mapping[str, int]) -> int | None:
@@ -279,7 +283,11 @@ def threadgroup_bytes(text: KernelText, template: Mapping[str, object], sizes: M
 
 
 def _evaluate(expression: str, values: Mapping[str, int]) -> int | None:
-    """Evaluates an integer expression of constants, or returns None."""
+    """Evaluates an integer expression of constants, at most one choice `a ? b : c` among them, or returns None."""
+    choice = re.fullmatch(r"([^?:]+)\?([^?:]+):([^?:]+)", expression.strip(), re.DOTALL)
+    if choice:
+        condition = _evaluate(choice.group(1), values)
+        return None if condition is None else _evaluate(choice.group(2 if condition else 3), values)
 
     def visit(node: ast.AST) -> int:
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
@@ -288,6 +296,8 @@ def _evaluate(expression: str, values: Mapping[str, int]) -> int | None:
             return values[node.id]
         if isinstance(node, ast.BinOp):
             return int(_OPERATORS[type(node.op)](visit(node.left), visit(node.right)))  # type: ignore[index]
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            return int(_COMPARISONS[type(node.ops[0])](visit(node.left), visit(node.comparators[0])))  # type: ignore[index]
         raise KeyError
 
     try:

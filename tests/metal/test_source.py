@@ -110,6 +110,8 @@ def test_the_rewrite_keeps_lines():
         ("threadgroup T a[ROWS * (COLUMNS + 8)];", {"ROWS": 4, "COLUMNS": 56}, 512),
         ("constexpr int PAD = 64 / 8; threadgroup float4 a[PAD][2];", {}, 256),
         ("threadgroup uint count;", {}, 16),
+        ("constexpr int W = N < 16 ? N : 16; threadgroup float a[W > 8 ? W : 8];", {"N": 4}, 32),
+        ("constexpr int W = N < 16 ? N : 16; threadgroup float a[W > 8 ? W : 8];", {"N": 64}, 64),
         ("threadgroup float a[unknown(3)];", {}, None),
         ("threadgroup Record a[3];", {}, None),
     ],

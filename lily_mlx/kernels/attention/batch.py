@@ -114,7 +114,7 @@ def lay_out(
     first = 0
     for row, (position, own) in enumerate(zip(positions, pages, strict=True)):
         if position < 0 or len(own) != position // TAIL_ROWS:
-            raise ValueError(f"make_work: sequence {row} of {position} tokens has {len(own)} pages of {TAIL_ROWS} rows")
+            raise ValueError(f"lay_out: sequence {row} of {position} tokens has {len(own)} pages of {TAIL_ROWS} rows")
         block = np.full((len(own) + 1, 2), row, np.int32)
         block[:-1, 1], block[-1, 1] = own, -1
         places[row] = position, first, len(block), 0

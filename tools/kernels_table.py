@@ -98,6 +98,9 @@ WHEN = {
     "mlp_gate_up_step": "dense models",
     "moe_combine": "the last layer, where all rows are wanted",
     "moe_route_rows": "chunks of at most 64 rows",
+    "moe_short_down": "chunks whose experts have few rows",
+    "moe_short_gate_up": "chunks whose experts have few rows",
+    "short_matmul": "chunks of few rows",
 }
 _TITLES = {
     "front end": "front end",

@@ -67,6 +67,6 @@ SMALL = Sizes(
     expert_size=64,
     mlp_size=192,
     vocabulary=2048,
-    rows=(5, 9, 40),
+    rows=(5, 9, 72),
     contexts=(0, 120, 1100),  # a chunk completes a block after 120; after 1100 its keys are shared in parts
 )

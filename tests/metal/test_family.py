@@ -21,7 +21,7 @@ def test_a_step_and_a_chunk_of_each_pass():
         for label in FAMILY:
             config = config_of(label)
             names = dict(texts._texts_of(Workload(label, config, (300,), (20,))))
-            mlp = ("moe_experts_gate_up", "moe_grouped_gate_up") if config.experts else ("mlp_gate_up_step",)
+            mlp = ("moe_experts_gate_up", "moe_short_gate_up") if config.experts else ("mlp_gate_up_step",)
             for kernel in ("attention_step_parts", "deltanet_step", "matmul", "head", *mlp):
                 assert any(kernel in name for name in names.values()), (label, kernel)
             recorded |= names

@@ -174,6 +174,7 @@ class DiskCache:
         """A snapshot, if all of its files are there and sound; a file that is not sound is removed."""
         assert self._template is not None
         _, names = self._files(tokens)
+        first_block = min(first_block, len(names))
         shapes = [array.shape for array in arrays_of(self._template.layers)]
         path = self._directory / state
         try:

@@ -126,6 +126,19 @@ def test_blocks_in_memory_are_not_read_again(start, monkeypatch):
     assert [name.rsplit("-", 1)[0] for name in names] == ["state-390", "block-384"]
 
 
+def test_a_snapshot_shorter_than_the_common_beginning(start):
+    """More blocks are known than the snapshot has."""
+    first = start()
+    first.insert(TEXT[:200])
+    first.insert(TEXT[:390])
+    first.end()
+    second = start()
+    assert second.find([*TEXT[:390], 7]) == 390
+    for _ in range(2):
+        assert second.find([*TEXT[:300], 1000]) == 200
+    assert second.disk.reads == 2
+
+
 def test_a_block_is_one_file_whatever_snapshots_share_it(start, tmp_path):
     process = start()
     for length in (400, 200, 300):

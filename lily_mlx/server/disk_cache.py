@@ -25,7 +25,7 @@ logger = logging.getLogger("lily_mlx")
 
 SHORTEST = BLOCK_ROWS  # tokens that a file has to save: fewer are computed as fast as they are read
 PAUSE_SECONDS = 30.0  # without writing after a failure
-_MOST_WAITING = 2 * 10**9  # bytes that wait to be written
+_MOST_WAITING = 2 * 10**9  # bytes that wait to be written, but for a single snapshot that is larger
 _SCAN_SECONDS = 60.0
 _ABANDONED_SECONDS = 3600.0
 _SUFFIX = ".safetensors"
@@ -87,8 +87,7 @@ class DiskCache:
         self.max_bytes, self.identity = max_bytes, hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()
         self.bytes = self.reads = self.writes = self.skipped = self.errors = 0
         self._root, self._directory = directory, directory / self.identity
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # it will hold what users wrote
-        self._directory.mkdir(exist_ok=True)
+        self._make_directories()
         self._template: Snapshot | None = None
         self._lock = threading.Lock()
         self._names: set[str] = set()
@@ -130,7 +129,8 @@ class DiskCache:
             if state in self._names and not new:
                 return
             size = sum(a.nbytes for a in arrays_of((snapshot.layers, [snapshot.blocks[i] for i in new])))
-            full = self._waiting_bytes + size > min(_MOST_WAITING, self.max_bytes)
+            limit = min(_MOST_WAITING, self.max_bytes)
+            full = size > self.max_bytes or (self._waiting_bytes and self._waiting_bytes + size > limit)
             if full or time.monotonic() < self._paused_until:
                 self.skipped += 1
                 return
@@ -250,7 +250,12 @@ class DiskCache:
             self._failing = True
             logger.warning("prompt cache: %s cannot be written, requests are not affected: %s", self._directory, error)
         with contextlib.suppress(OSError):
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self._make_directories()
+
+    def _make_directories(self) -> None:
+        """They hold what users wrote, so nobody else may look in."""
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory.mkdir(mode=0o700, exist_ok=True)
 
     def _make_room(self) -> None:
         """Removes files until the rest fits the budget: those not used for longest, and of one time the last blocks."""

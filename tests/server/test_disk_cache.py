@@ -19,6 +19,7 @@ from lily_mlx.server.prefix_cache import PrefixCache
 from tests.support import rng
 
 from .states import BLOCK_BYTES, STATE_BYTES, made_state, same
+from .support import wait_until
 
 
 def tokens(count, seed=0):
@@ -167,6 +168,25 @@ def test_files_are_safetensors(start, tmp_path):
 def test_other_users_cannot_look_in(start, tmp_path):
     start()
     assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
+
+
+def test_other_users_cannot_look_in_below_an_open_directory(start, tmp_path):
+    (tmp_path / "cache").mkdir(mode=0o755)
+    save(start, TEXT[:300])
+    inside = list((tmp_path / "cache").rglob("*"))
+    assert len(inside) == 4
+    assert [path.name for path in inside if path.stat().st_mode & 0o077] == []
+
+
+def test_other_users_cannot_look_into_a_directory_that_was_made_again(start, tmp_path):
+    process = start()
+    shutil.rmtree(tmp_path / "cache")
+    process.insert(TEXT[:300])
+    written(process, 1)
+    assert process.disk.errors == 1
+    wait_until(lambda: (tmp_path / "cache" / process.disk.identity).is_dir())
+    assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "cache" / process.disk.identity).stat().st_mode & 0o077 == 0
 
 
 def test_short_snapshots_are_not_worth_a_file(start, tmp_path):
@@ -384,6 +404,14 @@ def test_what_waits_is_bounded(start, monkeypatch):
     go.set()
     process.end()
     assert process.disk.writes + process.disk.skipped == 7
+
+
+def test_one_snapshot_larger_than_all_that_may_wait(start, monkeypatch):
+    process = start()
+    monkeypatch.setattr(disk_cache, "_MOST_WAITING", 1000)
+    process.insert(TEXT[:300])
+    process.end()
+    assert (process.disk.writes, process.disk.skipped) == (1, 0)
 
 
 def test_two_servers_on_one_directory(start, tmp_path):

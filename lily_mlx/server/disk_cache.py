@@ -147,20 +147,21 @@ class DiskCache:
         if len(tokens) >= SHORTEST:
             self._jobs.put(_Job(tokens))
 
-    def find(self, tokens: np.ndarray, longer_than: int, first_block: int) -> Stored | None:
+    def find(self, tokens: np.ndarray, longer_than: int, first_block: int, longest: int) -> Stored | None:
         """Reads the longest snapshot that is a real prefix of the tokens. Not for the GPU thread: it may take a while.
 
         Args:
             tokens: uint32 [n].
             longer_than: a snapshot of so many tokens is known already.
             first_block: number of the first block that is not known already.
+            longest: tokens of the longest snapshot that is of use.
         """
         if self._template is None or len(tokens) <= longer_than + SHORTEST:
             return None
         self._refresh()
         with self._lock:
             lengths = sorted({int(name.split("-")[1]) for name in self._names if name.startswith(_STATE)})
-            lengths = [n for n in lengths if longer_than + SHORTEST <= n < len(tokens)]
+            lengths = [n for n in lengths if longer_than + SHORTEST <= n <= min(longest, len(tokens) - 1)]
             named = [(n, self._name(_STATE, n, digest)) for n, digest in self._digests(tokens, lengths)]
             there = [(n, name) for n, name in reversed(named) if name in self._names]
         for length, name in there:

@@ -29,9 +29,9 @@ def tokens(count, seed=0):
 class Process:
     """A prefix cache with a directory, as one server process has it."""
 
-    def __init__(self, directory, max_bytes=10**9, memory=10**9, identity="model"):
+    def __init__(self, directory, max_bytes=10**9, memory=10**9, identity="model", snapshots=None):
         self.disk = DiskCache(directory, max_bytes, identity)
-        self.cache = PrefixCache(memory, disk=self.disk)
+        self.cache = PrefixCache(memory, snapshots, self.disk)
         self.cache.start(made_state([]))
 
     def insert(self, text):
@@ -115,6 +115,36 @@ def test_what_memory_has_lost_is_read(start):
     process.cache.clear()
     assert process.find(TEXT) == 300
     assert process.disk.reads == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        pytest.param({"memory": STATE_BYTES + 2 * BLOCK_BYTES}, 300, id="the-longest-fits"),
+        pytest.param({"memory": STATE_BYTES + 2 * BLOCK_BYTES - 1}, 200, id="a-shorter-one-fits"),
+        pytest.param({"memory": STATE_BYTES - 1}, 0, id="none-fits"),
+        pytest.param({"memory": 0}, 0, id="no-memory"),
+        pytest.param({"snapshots": 0}, 0, id="no-snapshots"),
+    ],
+)
+def test_what_memory_cannot_hold_is_not_read(start, options, found):
+    first = start()
+    first.insert(TEXT[:300])
+    first.insert(TEXT[:200])
+    first.end()
+    second = start(**options)
+    assert second.find(TEXT) == found
+    assert second.find(TEXT) == found
+    assert second.disk.reads == (1 if found else 0)
+
+
+def test_too_little_memory_for_any_snapshot_is_reported(start, caplog):
+    with caplog.at_level(logging.WARNING, "lily_mlx"):
+        start(memory=STATE_BYTES)
+        assert not caplog.records
+        start(memory=STATE_BYTES - 1)
+    assert str(STATE_BYTES) in caplog.text
+    assert "--prompt-cache-bytes" in caplog.text
 
 
 def test_blocks_in_memory_are_not_read_again(start, monkeypatch):

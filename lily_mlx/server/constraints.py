@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -41,7 +42,10 @@ class Form:
 
 
 class Grammars:
-    """Makes constraints for one tokenizer. Not for several threads at once.
+    """Makes constraints for one tokenizer.
+
+    `matcher` is for one thread at a time. `tokenize` is for any thread and may run beside it: the library's tokenizer is
+    made once, under a lock, and never changes.
 
     Args:
         tokenizer: mlx_lm's `TokenizerWrapper`.
@@ -51,6 +55,7 @@ class Grammars:
     def __init__(self, tokenizer: Any, vocabulary: int):
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self._known: Any = None
+        self._making = threading.Lock()
 
     def matcher(self, form: Form, in_thought: bool) -> Any:
         """llguidance's matcher at the beginning of an answer.
@@ -85,12 +90,13 @@ class Grammars:
         return list(self._library_tokenizer().tokenize_str(text))
 
     def _library_tokenizer(self) -> Any:
-        if self._known is None:
-            from llguidance.hf import from_tokenizer
+        with self._making:
+            if self._known is None:
+                from llguidance.hf import from_tokenizer
 
-            ends = sorted(self._tokenizer.eos_token_ids)
-            self._known = from_tokenizer(self._tokenizer._tokenizer, n_vocab=self._vocabulary, eos_token=ends)
-        return self._known
+                ends = sorted(self._tokenizer.eos_token_ids)
+                self._known = from_tokenizer(self._tokenizer._tokenizer, n_vocab=self._vocabulary, eos_token=ends)
+            return self._known
 
     def _literal(self, tokenizer: Any, text: str) -> str:
         """A tag of tool calls in a grammar: a token of its own in most tokenizers, text in others."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
@@ -229,6 +231,26 @@ def test_costly_schemas_end_in_an_answer(tiny, schema):
     assert answer.status_code in (200, 400, 500), answer.text
     assert tiny.get("/health").status_code == 200
     assert tiny.ask("x", max_tokens=1).status_code == 200
+
+
+def test_tokens_of_a_text_from_several_threads(tiny, monkeypatch):
+    """The library's tokenizer is made once, whoever is first."""
+    import llguidance.hf
+
+    made, make = [], llguidance.hf.from_tokenizer
+
+    def slow(*args, **options):
+        made.append(1)
+        time.sleep(0.2)
+        return make(*args, **options)
+
+    monkeypatch.setattr(llguidance.hf, "from_tokenizer", slow)
+    grammars = constraints.Grammars(tiny.worker.tokenizer, tiny.worker.model.config.vocab_size)
+    with ThreadPoolExecutor(4) as pool:
+        tokens = list(pool.map(grammars.tokenize, ["To be, or not to be"] * 8))
+    assert made == [1]
+    assert all(one == tokens[0] for one in tokens)
+    assert tiny.worker.tokenizer.decode(tokens[0]) == "To be, or not to be"
 
 
 def test_a_panic_of_the_library_ends_one_answer(tiny, monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 
 from lily_mlx.checkpoints import bundled_checkpoint
 from lily_mlx.server import constraints
+from lily_mlx.server.protocol import Defaults, parse_request
 
 from .support import serving
 
@@ -161,6 +162,24 @@ def test_a_call_that_must_be_made(tiny, choice, stream):
     assert arguments["place"] in ("gate", "wall")
     assert answer.finish_reason == "tool_calls"
     assert not answer.message.content
+
+
+def test_a_required_call_beside_a_response_format(tiny):
+    """As with OpenAI the call counts: there is no content that could have a form. The answer says so."""
+    options = {"tools": [WATCH], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 80}
+    answer = tiny.ask("x", response_format=JSON_SCHEMA, **options, **NO_THOUGHT)
+    assert [call["function"]["name"] for call in message(answer)["tool_calls"]] == ["watch"]
+    assert "response_format" in answer.headers["warning"]
+    for without in ({}, {"response_format": {"type": "text"}}):
+        assert "warning" not in tiny.ask("x", **without, **options, **NO_THOUGHT).headers
+
+
+@pytest.mark.parametrize("parallel", [False, True, None])
+def test_parallel_calls_in_place_of_json(parallel):
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [WATCH], "response_format": JSON_SCHEMA}
+    request = parse_request({**body, "parallel_tool_calls": parallel}, True, Defaults(), 2048)
+    assert request.form is not None
+    assert request.form.several == (parallel is not False)
 
 
 def test_one_of_several_tools(tiny):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -112,22 +112,36 @@ class Constraint:
         sampling: how to choose among the allowed tokens: with controls, but without biases and penalties, which the
             logits have in them already.
         tokenize: makes tokens of a text.
-        in_thought: whether the prompt has opened a think block. What is inside it is free.
+        in_thought: whether the prompt has opened a think block. What is inside it is free, but it cannot end the text.
+        ends: ids that end the text.
     """
 
-    def __init__(self, matcher: Any, sampling: Sampling, tokenize: Callable[[str], list[int]], in_thought: bool):
+    def __init__(
+        self,
+        matcher: Any,
+        sampling: Sampling,
+        tokenize: Callable[[str], list[int]],
+        in_thought: bool,
+        ends: Iterable[int],
+    ):
         assert sampling.controls is not None
+        self._ends = sorted(ends)
         self._matcher, self._sampling, self._tokenize = matcher, sampling, tokenize
         self._free, self._tail = in_thought, ""
 
     def choose(self, state: SequenceState) -> SequenceState:
         """The state with a token that the form allows. Its logits have -infinity for all others."""
-        if self._free:
-            return state
         assert state.logits is not None
-        mask = _contained(self._matcher.compute_bitmask)
-        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little", count=state.logits.shape[1])
-        logits = mx.where(mx.array(bits[None] != 0), state.logits, -mx.inf)
+        size = state.logits.shape[1]
+        if self._free:
+            assert state.token is not None
+            if int(state.token.item()) not in self._ends:
+                return state
+            allowed = ~np.isin(np.arange(size), self._ends)
+        else:
+            mask = _contained(self._matcher.compute_bitmask)
+            allowed = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little", count=size) != 0
+        logits = mx.where(mx.array(allowed[None]), state.logits, -mx.inf)
         controls, seed = self._sampling.controls, self._sampling.seed
         assert controls is not None
         position = state.position - 1  # where the last token stands

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +14,7 @@ import pytest
 from lily_mlx.checkpoints import bundled_checkpoint
 from lily_mlx.server import constraints
 from lily_mlx.server.protocol import Defaults, parse_request
+from lily_mlx.server.reasoning import ChannelSplitter
 
 from .support import serving
 
@@ -92,6 +95,23 @@ def test_a_stream_and_several_choices(tiny):
     assert texts[0] != texts[1]
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "seed": 3, "top_p": 0.9}], ids=["greedy", "filters"])
+def test_a_thought_cannot_end_the_text(scripted, options):
+    """The model would end it there; the answer goes on until the limit, since nothing else closes the thought."""
+    server = scripted("Hm", "m.", thinking=True)
+    wish = {"response_format": {"type": "json_object"}, "max_tokens": 8, "logprobs": True, "top_logprobs": 3}
+    choice = server.ask(**wish, **options).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["reasoning_content"].startswith("Hmm.")
+    tokens = choice["logprobs"]["content"]
+    assert len(tokens) == 8
+    for token in tokens:
+        assert -1000 < token["logprob"] <= 0
+        assert all(-1000 < other["logprob"] <= 0 for other in token["top_logprobs"])
+        assert sum(math.exp(other["logprob"]) for other in token["top_logprobs"]) < 1.0001
+    assert server.ask(max_tokens=8).json()["choices"][0]["finish_reason"] == "stop"
+
+
 def test_any_json_object(tiny):
     answer = tiny.ask("x", response_format={"type": "json_object"}, max_tokens=40, **NO_THOUGHT)
     text = message(answer)["content"]
@@ -119,6 +139,49 @@ def test_the_end_of_a_thought_inside_a_token(scripted):
     form = {"type": "json_schema", "json_schema": {"schema": schema}}
     answer = message(scripted(*THOUGHT, thinking=True).ask(response_format=form))
     assert (answer["reasoning_content"], answer["content"]) == ("Hmm.", '{"a": 12}')
+
+
+SAYS = {"type": "object", "properties": {"say": {"type": "string"}}, "required": ["say"], "additionalProperties": False}
+CALL_NOW = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+TAGS = [CALL_NOW.replace("\n", ""), "</think> <think>x</think> <think>", "<function=now> <tool_call>"]
+
+
+@pytest.mark.parametrize("tools", [[], [NOW]], ids=["json", "json-or-calls"])
+@pytest.mark.parametrize("thinking", [False, True], ids=["plain", "after-a-thought"])
+@pytest.mark.parametrize("tag", TAGS)
+def test_tags_inside_json_are_text(scripted, tools, thinking, tag):
+    text = json.dumps({"say": f"a {tag} b"})
+    script = ["Hm", "m.\n</think>\n\n", text] if thinking else [text]
+    form = {"type": "json_schema", "json_schema": {"schema": SAYS}}
+    answer = message(scripted(*script, thinking=thinking).ask(response_format=form, tools=tools))
+    assert answer["content"] == text
+    assert not answer.get("tool_calls")
+    assert answer.get("reasoning_content", "") == ("Hmm." if thinking else "")
+
+
+@pytest.mark.parametrize("cut", [1, 5, 100])
+@pytest.mark.parametrize("thinking", [False, True], ids=["plain", "after-a-thought"])
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (CALL_NOW, [("call", CALL_NOW)]),
+        (f"{CALL_NOW}\n{CALL_NOW}", [("call", CALL_NOW), ("call", CALL_NOW)]),
+        (f'{{"a": "{CALL_NOW}"}}', [("content", f'{{"a": "{CALL_NOW}"}}')]),
+        ("<tool", [("content", "<tool")]),
+        ("", []),
+    ],
+    ids=["a-call", "two-calls", "json", "cut-off", "nothing"],
+)
+def test_the_beginning_decides_what_an_answer_is(text, parts, thinking, cut):
+    splitter = ChannelSplitter(thinking, thinking, tools=True, formed=True)
+    whole = ("Hm</think>\n\n" if thinking else "") + text
+    found = [part for i in range(0, len(whole), cut) for part in splitter.feed(whole[i : i + cut])] + splitter.finish()
+    joined = [
+        (channel, "".join(text for _, text in run)) if channel != "call" else list(run)
+        for channel, run in itertools.groupby(found, key=lambda part: part[0])
+    ]
+    flat = [item for one in joined for item in (one if isinstance(one, list) else [one])]
+    assert flat == [("reasoning", "Hm")] * thinking + parts
 
 
 def test_the_openai_client_parses(tiny):

@@ -17,6 +17,7 @@ from lily_mlx.model import Sampling
 
 from .errors import RequestError
 from .reasoning import CALL, CALL_END, THINK_END
+from .schemas import admitted, by_itself, properties_of
 
 Result = TypeVar("Result")
 
@@ -224,28 +225,33 @@ def _grammar(form: Form, in_thought: bool, tag: Callable[[str], str]) -> str:
 
 def _call_rules(name: str, function: dict[str, Any], tag: Callable[[str], str]) -> list[str]:
     """A call in the form that the model was trained on: parameters in the order of the schema."""
-    schema = function.get("parameters") or {}
-    properties, required = schema.get("properties") or {}, schema.get("required") or []
-    properties = properties if isinstance(properties, dict) else {}
-    required = required if isinstance(required, list) else []
+    root = function.get("parameters") or {}
+    properties, required = properties_of(root)
     rules, parts = [], []
     for i, (parameter, kind) in enumerate(properties.items()):
         part = f"{name}_{i}"
         parts.append(part if parameter in required else f"{part}?")
-        rules += _parameter_rules(part, parameter, kind)
+        rules += _parameter_rules(part, parameter, kind, root)
     head, end = _quoted(f"\n<function={function['name']}>\n"), _quoted("</function>\n")
     return [" ".join([f"{name}: {tag(CALL)}", head, *parts, end, tag(CALL_END)]), *rules]
 
 
-def _parameter_rules(part: str, parameter: str, kind: Any) -> list[str]:
+def _parameter_rules(part: str, parameter: str, kind: Any, root: Any) -> list[str]:
+    """Strings stand as they are, either any or one of a list; all other values are JSON."""
     begin, end = _quoted(f"<parameter={parameter}>\n"), "\n</parameter>\n"
-    kind = kind if isinstance(kind, dict) else {}
-    values = kind.get("enum")
-    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
-        return [f"{part}: {begin} ({' | '.join(map(_quoted, values))}) {_quoted(end)}"]
-    if kind.get("type") in ("integer", "number", "boolean", "array", "object", "null"):
-        return [f"{part}: {begin} {part}_value {_quoted(end)}", f"{part}_value: %json {_json(kind)}"]
-    return [f"{part}: {begin} {part}_text", f"{part}_text[suffix={_quoted(end)}]: /(.|\\n)*/"]
+    values = admitted(kind, root)
+    if values.any_text:
+        return [f"{part}: {begin} {part}_text", f"{part}_text[suffix={_quoted(end)}]: /(.|\\n)*/"]
+    ways, rules = [_quoted(text) for text in values.texts or ()], []
+    others = sorted(values.kinds - {"string"})
+    if others or not ways:
+        ways.append(f"{part}_value")
+        schema = by_itself(kind, root) if isinstance(kind, dict) else {"not": {}}
+        if values.texts:  # these are JSON's strings in the schema
+            definitions = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
+            schema = {"allOf": [schema, {"type": others}], **definitions}
+        rules.append(f"{part}_value: %json {_json(schema)}")
+    return [f"{part}: {begin} ({' | '.join(ways)}) {_quoted(end)}", *rules]
 
 
 def _json(schema: dict[str, Any]) -> str:

@@ -96,7 +96,7 @@ class PrefixCache:
             return 0
         if not self._template.block_shape:
             return sys.maxsize
-        block = math.prod(self._template.block_shape) * mx.bfloat16.size
+        block: int = math.prod(self._template.block_shape) * mx.bfloat16.size
         return ((self.max_bytes - self._state_bytes) // block + 1) * BLOCK_ROWS - 1
 
     def longest(self, tokens: Sequence[int]) -> tuple[Snapshot | None, int]:

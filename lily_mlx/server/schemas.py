@@ -190,7 +190,7 @@ def by_itself(schema: dict[str, Any], root: Any) -> dict[str, Any]:
         return result
 
     result = moved({key: item for key, item in schema.items() if key not in ("$defs", "definitions")})
-    definitions = {}
+    definitions: dict[str, Any] = {}
     while len(definitions) < len(targets):
         definitions[str(len(definitions))] = moved(targets[len(definitions)])
     return {**result, "$defs": definitions} if definitions else result

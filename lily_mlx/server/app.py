@@ -219,13 +219,19 @@ class Server:
                     if matcher is not None:
                         among = make_sampling(**{**options, **CHANGES_OF_LOGITS})
                         constraint = Constraint(
-                            matcher.deep_copy(), among, self._grammars.tokenize, self._thinks and prompt.in_thought
+                            matcher.deep_copy(),
+                            among,
+                            self._grammars.tokenize,
+                            self._thinks and prompt.in_thought,
+                            self._tokenizer.eos_token_ids,
                         )
                 except ValueError as error:
                     raise RequestError(str(error)) from error
                 splitter = None
                 if request.chat and (self._thinks or request.call_tools):
-                    splitter = ChannelSplitter(self._thinks, prompt.in_thought, request.call_tools)
+                    calls = request.call_tools if request.form is None else bool(request.form.calls)
+                    formed = request.form is not None
+                    splitter = ChannelSplitter(self._thinks, prompt.in_thought, calls, formed)
                 choice = Choice(len(choices), number)
                 choices.append(choice)
                 sequences.append(

@@ -34,7 +34,7 @@ class DamagedFileError(Exception):
 def write(path: Path, arrays: Mapping[str, np.ndarray], identity: str) -> int:
     """Writes a file under a temporary name and renames it, so that no reader ever sees a part.
 
-    It is not forced to the disk: what a loss of power leaves behind fails the checks of `read`.
+    Only this user can read it. It is not forced to the disk: what a loss of power leaves behind fails the checks of `read`.
 
     Args:
         path: of the file; its directory exists.
@@ -60,7 +60,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], identity: str) -> int:
     head += b" " * (-len(head) % 8)
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{PARTIAL}")
     try:
-        with partial.open("xb") as file:
+        with open(partial, "xb", opener=_for_this_user) as file:
             file.write(len(head).to_bytes(8, "little") + head)
             file.writelines(data)
         os.replace(partial, path)
@@ -97,6 +97,10 @@ def read(path: Path, identity: str) -> dict[str, np.ndarray]:
         return {name: _array(data, entry) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedFileError(f"its header is wrong ({error!r})") from error
+
+
+def _for_this_user(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _array(data: memoryview, entry: Mapping[str, Any]) -> np.ndarray:

@@ -16,6 +16,8 @@ logger = logging.getLogger("lily_mlx")
 
 PROGRAM = "lily_mlx.server"
 
+DEFAULT_DISK_BYTES = 32 * 10**9  # of --prompt-cache-disk-bytes
+
 # Flags that mlx_lm.server does not have.
 OWN_FLAGS = ("max_waiting", "max_body_bytes", "shutdown_seconds", "prompt_cache_dir", "prompt_cache_disk_bytes")
 
@@ -49,7 +51,6 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--prompt-cache-disk-bytes",
         type=size_in_bytes,
-        default=32 * 10**9,
         help="bytes of the files in --prompt-cache-dir (default: 32GB)",
     )
     add("--max-waiting", type=int, default=256, help="answers that may wait in the queue (default: 256)")
@@ -149,16 +150,27 @@ def _disk(args: argparse.Namespace, name: str) -> Any:
     """The prefix cache on disk that the flags ask for; None for none.
 
     Raises:
-        ValueError: the directory cannot be made.
+        ValueError: the directory cannot be made, or the flags contradict each other.
     """
     from .disk_cache import DiskCache
     from .identity import identity
 
+    size = args.prompt_cache_disk_bytes
     if args.prompt_cache_dir is None:
+        if size is not None:
+            raise ValueError(
+                f"--prompt-cache-disk-bytes is {size}, without --prompt-cache-dir: name a directory as well"
+            )
         return None
+    for flag in ("prompt_cache_bytes", "prompt_cache_size"):
+        if getattr(args, flag) == 0:
+            raise ValueError(
+                f"--{flag.replace('_', '-')} is 0, and what --prompt-cache-dir keeps is read into memory: give more"
+            )
     directory = Path(args.prompt_cache_dir).expanduser()
     try:
-        return DiskCache(directory, args.prompt_cache_disk_bytes, identity(find_model(name), args.adapter_path))
+        model = identity(find_model(name), args.adapter_path)
+        return DiskCache(directory, DEFAULT_DISK_BYTES if size is None else size, model)
     except OSError as error:
         raise ValueError(f"--prompt-cache-dir {str(directory)!r} cannot be used: {error}") from error
 

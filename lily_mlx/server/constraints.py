@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from lily_mlx.model import Sampling
 
 from .errors import RequestError
 from .reasoning import CALL, CALL_END, THINK_END
+from .schemas import admitted, by_itself, properties_of
 
 Result = TypeVar("Result")
 
@@ -41,7 +43,10 @@ class Form:
 
 
 class Grammars:
-    """Makes constraints for one tokenizer. Not for several threads at once.
+    """Makes constraints for one tokenizer.
+
+    `matcher` is for one thread at a time. `tokenize` is for any thread and may run beside it: the library's tokenizer is
+    made once, under a lock, and never changes.
 
     Args:
         tokenizer: mlx_lm's `TokenizerWrapper`.
@@ -51,6 +56,7 @@ class Grammars:
     def __init__(self, tokenizer: Any, vocabulary: int):
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self._known: Any = None
+        self._making = threading.Lock()
 
     def matcher(self, form: Form, in_thought: bool) -> Any:
         """llguidance's matcher at the beginning of an answer.
@@ -85,12 +91,13 @@ class Grammars:
         return list(self._library_tokenizer().tokenize_str(text))
 
     def _library_tokenizer(self) -> Any:
-        if self._known is None:
-            from llguidance.hf import from_tokenizer
+        with self._making:
+            if self._known is None:
+                from llguidance.hf import from_tokenizer
 
-            ends = sorted(self._tokenizer.eos_token_ids)
-            self._known = from_tokenizer(self._tokenizer._tokenizer, n_vocab=self._vocabulary, eos_token=ends)
-        return self._known
+                ends = sorted(self._tokenizer.eos_token_ids)
+                self._known = from_tokenizer(self._tokenizer._tokenizer, n_vocab=self._vocabulary, eos_token=ends)
+            return self._known
 
     def _literal(self, tokenizer: Any, text: str) -> str:
         """A tag of tool calls in a grammar: a token of its own in most tokenizers, text in others."""
@@ -106,22 +113,36 @@ class Constraint:
         sampling: how to choose among the allowed tokens: with controls, but without biases and penalties, which the
             logits have in them already.
         tokenize: makes tokens of a text.
-        in_thought: whether the prompt has opened a think block. What is inside it is free.
+        in_thought: whether the prompt has opened a think block. What is inside it is free, but it cannot end the text.
+        ends: ids that end the text.
     """
 
-    def __init__(self, matcher: Any, sampling: Sampling, tokenize: Callable[[str], list[int]], in_thought: bool):
+    def __init__(
+        self,
+        matcher: Any,
+        sampling: Sampling,
+        tokenize: Callable[[str], list[int]],
+        in_thought: bool,
+        ends: Iterable[int],
+    ):
         assert sampling.controls is not None
+        self._ends = sorted(ends)
         self._matcher, self._sampling, self._tokenize = matcher, sampling, tokenize
         self._free, self._tail = in_thought, ""
 
     def choose(self, state: SequenceState) -> SequenceState:
         """The state with a token that the form allows. Its logits have -infinity for all others."""
-        if self._free:
-            return state
         assert state.logits is not None
-        mask = _contained(self._matcher.compute_bitmask)
-        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little", count=state.logits.shape[1])
-        logits = mx.where(mx.array(bits[None] != 0), state.logits, -mx.inf)
+        size = state.logits.shape[1]
+        if self._free:
+            assert state.token is not None
+            if int(state.token.item()) not in self._ends:
+                return state
+            allowed = ~np.isin(np.arange(size), self._ends)
+        else:
+            mask = _contained(self._matcher.compute_bitmask)
+            allowed = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little", count=size) != 0
+        logits = mx.where(mx.array(allowed[None]), state.logits, -mx.inf)
         controls, seed = self._sampling.controls, self._sampling.seed
         assert controls is not None
         position = state.position - 1  # where the last token stands
@@ -204,28 +225,33 @@ def _grammar(form: Form, in_thought: bool, tag: Callable[[str], str]) -> str:
 
 def _call_rules(name: str, function: dict[str, Any], tag: Callable[[str], str]) -> list[str]:
     """A call in the form that the model was trained on: parameters in the order of the schema."""
-    schema = function.get("parameters") or {}
-    properties, required = schema.get("properties") or {}, schema.get("required") or []
-    properties = properties if isinstance(properties, dict) else {}
-    required = required if isinstance(required, list) else []
+    root = function.get("parameters") or {}
+    properties, required = properties_of(root)
     rules, parts = [], []
     for i, (parameter, kind) in enumerate(properties.items()):
         part = f"{name}_{i}"
         parts.append(part if parameter in required else f"{part}?")
-        rules += _parameter_rules(part, parameter, kind)
+        rules += _parameter_rules(part, parameter, kind, root)
     head, end = _quoted(f"\n<function={function['name']}>\n"), _quoted("</function>\n")
     return [" ".join([f"{name}: {tag(CALL)}", head, *parts, end, tag(CALL_END)]), *rules]
 
 
-def _parameter_rules(part: str, parameter: str, kind: Any) -> list[str]:
+def _parameter_rules(part: str, parameter: str, kind: Any, root: Any) -> list[str]:
+    """Strings stand as they are, either any or one of a list; all other values are JSON."""
     begin, end = _quoted(f"<parameter={parameter}>\n"), "\n</parameter>\n"
-    kind = kind if isinstance(kind, dict) else {}
-    values = kind.get("enum")
-    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
-        return [f"{part}: {begin} ({' | '.join(map(_quoted, values))}) {_quoted(end)}"]
-    if kind.get("type") in ("integer", "number", "boolean", "array", "object", "null"):
-        return [f"{part}: {begin} {part}_value {_quoted(end)}", f"{part}_value: %json {_json(kind)}"]
-    return [f"{part}: {begin} {part}_text", f"{part}_text[suffix={_quoted(end)}]: /(.|\\n)*/"]
+    values = admitted(kind, root)
+    if values.any_text:
+        return [f"{part}: {begin} {part}_text", f"{part}_text[suffix={_quoted(end)}]: /(.|\\n)*/"]
+    ways, rules = [_quoted(text) for text in values.texts or ()], []
+    others = sorted(values.kinds - {"string"})
+    if others or not ways:
+        ways.append(f"{part}_value")
+        schema = by_itself(kind, root) if isinstance(kind, dict) else {"not": {}}
+        if values.texts:  # these are JSON's strings in the schema
+            definitions = {"$defs": schema.pop("$defs")} if "$defs" in schema else {}
+            schema = {"allOf": [schema, {"type": others}], **definitions}
+        rules.append(f"{part}_value: %json {_json(schema)}")
+    return [f"{part}: {begin} ({' | '.join(ways)}) {_quoted(end)}", *rules]
 
 
 def _json(schema: dict[str, Any]) -> str:

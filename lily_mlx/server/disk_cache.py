@@ -25,7 +25,7 @@ logger = logging.getLogger("lily_mlx")
 
 SHORTEST = BLOCK_ROWS  # tokens that a file has to save: fewer are computed as fast as they are read
 PAUSE_SECONDS = 30.0  # without writing after a failure
-_MOST_WAITING = 2 * 10**9  # bytes that wait to be written
+_MOST_WAITING = 2 * 10**9  # bytes that wait to be written, but for a single snapshot that is larger
 _SCAN_SECONDS = 60.0
 _ABANDONED_SECONDS = 3600.0
 _SUFFIX = ".safetensors"
@@ -87,8 +87,7 @@ class DiskCache:
         self.max_bytes, self.identity = max_bytes, hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()
         self.bytes = self.reads = self.writes = self.skipped = self.errors = 0
         self._root, self._directory = directory, directory / self.identity
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # it will hold what users wrote
-        self._directory.mkdir(exist_ok=True)
+        self._make_directories()
         self._template: Snapshot | None = None
         self._lock = threading.Lock()
         self._names: set[str] = set()
@@ -130,7 +129,8 @@ class DiskCache:
             if state in self._names and not new:
                 return
             size = sum(a.nbytes for a in arrays_of((snapshot.layers, [snapshot.blocks[i] for i in new])))
-            full = self._waiting_bytes + size > min(_MOST_WAITING, self.max_bytes)
+            limit = min(_MOST_WAITING, self.max_bytes)
+            full = size > self.max_bytes or (self._waiting_bytes and self._waiting_bytes + size > limit)
             if full or time.monotonic() < self._paused_until:
                 self.skipped += 1
                 return
@@ -147,20 +147,21 @@ class DiskCache:
         if len(tokens) >= SHORTEST:
             self._jobs.put(_Job(tokens))
 
-    def find(self, tokens: np.ndarray, longer_than: int, first_block: int) -> Stored | None:
+    def find(self, tokens: np.ndarray, longer_than: int, first_block: int, longest: int) -> Stored | None:
         """Reads the longest snapshot that is a real prefix of the tokens. Not for the GPU thread: it may take a while.
 
         Args:
             tokens: uint32 [n].
             longer_than: a snapshot of so many tokens is known already.
             first_block: number of the first block that is not known already.
+            longest: tokens of the longest snapshot that is of use.
         """
         if self._template is None or len(tokens) <= longer_than + SHORTEST:
             return None
         self._refresh()
         with self._lock:
             lengths = sorted({int(name.split("-")[1]) for name in self._names if name.startswith(_STATE)})
-            lengths = [n for n in lengths if longer_than + SHORTEST <= n < len(tokens)]
+            lengths = [n for n in lengths if longer_than + SHORTEST <= n <= min(longest, len(tokens) - 1)]
             named = [(n, self._name(_STATE, n, digest)) for n, digest in self._digests(tokens, lengths)]
             there = [(n, name) for n, name in reversed(named) if name in self._names]
         for length, name in there:
@@ -174,6 +175,7 @@ class DiskCache:
         """A snapshot, if all of its files are there and sound; a file that is not sound is removed."""
         assert self._template is not None
         _, names = self._files(tokens)
+        first_block = min(first_block, len(names))
         shapes = [array.shape for array in arrays_of(self._template.layers)]
         path = self._directory / state
         try:
@@ -249,7 +251,12 @@ class DiskCache:
             self._failing = True
             logger.warning("prompt cache: %s cannot be written, requests are not affected: %s", self._directory, error)
         with contextlib.suppress(OSError):
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self._make_directories()
+
+    def _make_directories(self) -> None:
+        """They hold what users wrote, so nobody else may look in."""
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory.mkdir(mode=0o700, exist_ok=True)
 
     def _make_room(self) -> None:
         """Removes files until the rest fits the budget: those not used for longest, and of one time the last blocks."""

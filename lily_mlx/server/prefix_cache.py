@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import math
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +18,8 @@ from lily_mlx.engine import SequenceState
 
 from .disk_cache import DiskCache, Stored
 from .snapshots import BLOCK_ROWS, Snapshot
+
+logger = logging.getLogger("lily_mlx")
 
 _TOUCH_SECONDS = 60.0  # between notes to the disk that a snapshot is in use
 
@@ -54,6 +59,7 @@ class PrefixCache:
         self._clock = itertools.count(1)
         self._arrays: dict[int, tuple[mx.array, int]] = {}  # by identity: the array and the snapshots that hold it
         self._template: Snapshot | None = None
+        self._longest_kept = 0
         self._lock = threading.Lock()
         self._fetched: list[tuple[np.ndarray, Stored]] = []
 
@@ -64,8 +70,34 @@ class PrefixCache:
             empty: the model's state without tokens.
         """
         self._template = Snapshot.of(empty)
-        if self.disk is not None:
-            self.disk.start(self._template)
+        if self.disk is None:
+            return
+        self._longest_kept = self._most_tokens()
+        if not self._longest_kept:
+            logger.warning(
+                "the prompt cache on disk is written but not read: memory may hold %s bytes in %s snapshots, and one "
+                "has %d bytes and more: give a larger --prompt-cache-bytes or --prompt-cache-size",
+                self.max_bytes,
+                "any number of" if self.max_snapshots is None else self.max_snapshots,
+                self._state_bytes,
+            )
+        self.disk.start(self._template)
+
+    @property
+    def _state_bytes(self) -> int:
+        """Bytes of a snapshot without blocks."""
+        assert self._template is not None
+        return sum(array.nbytes for array in self._template.arrays)
+
+    def _most_tokens(self) -> int:
+        """The length of the longest snapshot that memory can hold."""
+        assert self._template is not None
+        if self.max_bytes < self._state_bytes or self.max_snapshots == 0:
+            return 0
+        if not self._template.block_shape:
+            return sys.maxsize
+        block: int = math.prod(self._template.block_shape) * mx.bfloat16.size
+        return ((self.max_bytes - self._state_bytes) // block + 1) * BLOCK_ROWS - 1
 
     def longest(self, tokens: Sequence[int]) -> tuple[Snapshot | None, int]:
         """The longest snapshot that is a real prefix of the tokens: at least one of them is left to be fed.
@@ -116,7 +148,7 @@ class PrefixCache:
 
     def fetch(self, tokens: Sequence[int]) -> None:
         """Reads what the disk has beyond the memory, for the next `longest` of these tokens. For any other thread."""
-        if self.disk is None or not self.max_bytes:
+        if self.disk is None or not self._longest_kept:
             return
         query = np.asarray(tokens, np.uint32)
         with self._lock:
@@ -125,7 +157,7 @@ class PrefixCache:
             for prefix, _ in self._fetched:
                 if known < len(prefix) < len(query) and np.array_equal(prefix, query[: len(prefix)]):
                     known = len(prefix)
-        stored = self.disk.find(query, known, len(blocks))
+        stored = self.disk.find(query, known, len(blocks), self._longest_kept)
         if stored is not None:
             with self._lock:
                 self._fetched.append((query[: stored.length], stored))

@@ -129,7 +129,10 @@ def parse_request(body: dict[str, Any], chat: bool, defaults: Defaults, vocabula
         ignored=(),
     )
     _refuse_others(fields, chat, choices)
-    return Request(**{**vars(request), "ignored": tuple(fields.unknown())})
+    ignored = fields.unknown()
+    if form is not None and _response_form(fields, tools, None) is not None:
+        ignored.append("response_format")  # as with OpenAI: an answer of calls has no content that could have a form
+    return Request(**{**vars(request), "ignored": tuple(ignored)})
 
 
 def _model(fields: Fields) -> str:
@@ -216,7 +219,7 @@ def _response_form(fields: Fields, tools: list[dict[str, Any]], calls: Form | No
             wish,
             'give {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": {...}}}',
         )
-    return calls or Form(schema, tuple(tools), True, "response_format")
+    return calls or Form(schema, tuple(tools), fields.boolean("parallel_tool_calls", True), "response_format")
 
 
 def _include_usage(fields: Fields) -> bool:

@@ -24,12 +24,17 @@ class ChannelSplitter:
         thinking: whether think blocks are split off.
         in_thought: whether the prompt has opened a think block.
         tools: whether tool calls are split off.
+        formed: whether the answer has a required form. Only the think block that the prompt has opened is one then, and
+            what follows is calls and nothing else if it begins with a call's wrapper; otherwise it has no tags.
     """
 
-    def __init__(self, thinking: bool, in_thought: bool = False, tools: bool = False):
+    def __init__(self, thinking: bool, in_thought: bool = False, tools: bool = False, formed: bool = False):
         self._in_call = False
         self._in_thought = thinking and in_thought
-        self._tags = (*([THINK] if thinking else []), *([CALL, FUNCTION] if tools else []))
+        self._tags: tuple[str, ...] = (*([THINK] if thinking else []), *([CALL, FUNCTION] if tools else []))
+        self._undecided = formed and tools
+        if formed:
+            self._tags = ()
         self._held = ""
         self._drop = self._in_thought  # whether line breaks are layout here
         self._after_call = False
@@ -56,6 +61,11 @@ class ChannelSplitter:
         """Handles the text up to the next tag; returns whether there was one."""
         if self._in_call:
             return self._end_call(parts)
+        if self._undecided and not self._in_thought:
+            begin = self._held.lstrip()[: len(CALL)]
+            if begin != CALL and CALL.startswith(begin):
+                return False
+            self._undecided, self._tags = False, (CALL,) if begin == CALL else ()
         tags = (THINK_END,) if self._in_thought else self._tags
         found = [(start, tag) for tag in tags if (start := self._held.find(tag)) >= 0]
         if found:

@@ -47,10 +47,10 @@ class Sequence:
         max_tokens: of the answer.
         text: makes deltas of its tokens.
         emit: called with each event; the last one is `Finished` or an error.
+        eos_tokens: ids that end the text.
+        token_texts: for the log-probabilities.
         alternatives: likely tokens to report at each position; None for no log-probabilities.
         constraint: keeps the answer to a form; None for any.
-        token_texts: for those.
-        eos_tokens: ids that end the text.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class Sequence:
         self.prompt, self.max_tokens = prompt, max_tokens
         self.cancelled = self.done = self.decoding = False
         self.handle: int | None = None  # in the batch that it advances with
-        self.alone = False  # whether it must not be in a batch
+        # Whether it must not be in a batch: allowed tokens follow from the one before, so nothing is computed ahead.
+        self.alone = constraint is not None
         self.computed_tokens = self.generated_tokens = 0
         self._sampling, self._text, self._emit = sampling, text, emit
         self._eos_tokens, self._token_texts, self._alternatives = eos_tokens, token_texts, alternatives
-        # The allowed tokens follow from the one before, so nothing is computed ahead of it.
-        self._constraint, self.alone = constraint, constraint is not None
+        self._constraint = constraint
         self._state: SequenceState | None = None
         self._pending: list[mx.array] = []
         self._tokens = list(prompt.tokens)

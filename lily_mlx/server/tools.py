@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .schemas import ANYTHING, KINDS, admitted, properties_of
+
 _FUNCTION = re.compile(r"<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>")
 _END = re.compile(r"</parameter>|(?=<parameter=)|</function>|</tool_call>")
@@ -50,8 +52,8 @@ def parse_call(text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall | None
     name = function[1].strip()
     if not text.startswith("<tool_call>") and name not in schemas:
         return None
-    properties = schemas.get(name, {}).get("properties")
-    properties = properties if isinstance(properties, dict) else {}
+    root = schemas.get(name, {})
+    properties, _ = properties_of(root)
     arguments: dict[str, str] = {}
     position = function.end()
     while (parameter := _PARAMETER.search(text, position)) is not None:
@@ -59,7 +61,7 @@ def parse_call(text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall | None
         stop, position = (end.start(), end.end()) if end else (len(text), len(text))
         value = text[parameter.end() : stop].removeprefix("\n").removesuffix("\n")
         key = parameter[1].strip()
-        arguments[key] = json.dumps(typed(value, properties.get(key)), ensure_ascii=False)
+        arguments[key] = json.dumps(typed(value, properties.get(key), root), ensure_ascii=False)
     return ToolCall(name, arguments)
 
 
@@ -77,10 +79,20 @@ def _json_call(text: str) -> ToolCall | None:
     return ToolCall(call["name"], {key: json.dumps(value, ensure_ascii=False) for key, value in arguments.items()})
 
 
-def typed(value: str, schema: Any) -> Any:
-    """The value of an argument by its JSON schema; the text itself where it does not fit, or without a type."""
-    kinds = _kinds(schema)
-    for kind in sorted(kinds, key=("null", "boolean", "integer", "number", "object", "array", "string").index):
+def typed(value: str, schema: Any, root: Any = None) -> Any:
+    """The value of an argument by its JSON schema; the text itself where it does not fit, or where the schema says nothing.
+
+    Args:
+        value: as the model wrote it.
+        schema: of the parameter.
+        root: schema of all parameters, where local references begin.
+    """
+    values = admitted(schema, schema if root is None else root)
+    if values == ANYTHING or value in (values.texts or ()):
+        return value
+    for kind in KINDS:
+        if kind not in values.kinds or (kind == "integer" and "number" in values.kinds):
+            continue
         if kind == "string":
             return value
         try:
@@ -92,21 +104,6 @@ def typed(value: str, schema: Any) -> Any:
         if _is(kind, parsed):
             return parsed
     return value
-
-
-def _kinds(schema: Any) -> set[str]:
-    """The JSON types that a schema allows."""
-    if not isinstance(schema, dict):
-        return {"string"}
-    kinds: set[str] = set()
-    declared = schema.get("type")
-    for kind in declared if isinstance(declared, list) else [declared]:
-        if kind in ("null", "boolean", "integer", "number", "object", "array", "string"):
-            kinds.add(kind)
-    for key in ("anyOf", "oneOf"):
-        for option in schema.get(key) or [] if isinstance(schema.get(key), list) else []:
-            kinds |= _kinds(option)
-    return kinds or {"string"}
 
 
 def _is(kind: str, value: Any) -> bool:

@@ -81,14 +81,14 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="gpu", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread and waits until the model is loaded.
+        """Starts the thread and waits until the model is loaded and answers can be generated.
 
         Raises:
-            Exception: what the loading raised.
+            Exception: what the loading, or what makes ready after it, raised.
         """
         self._thread.start()
         self._ready.wait()
-        if self.model is None and self._error is not None:
+        if self._error is not None:
             raise self._error
 
     def stop(self, seconds: float = 10.0) -> None:

@@ -74,10 +74,14 @@ def test_what_is_no_size(text):
         (["--pipeline"], "--pipeline is not supported"),
         (["--model", "/nowhere"], "/nowhere"),
         (["--prompt-cache-dir", __file__], "--prompt-cache-dir"),
+        (["--prompt-cache-dir", "unused", "--prompt-cache-bytes", "0"], "--prompt-cache-bytes is 0"),
+        (["--prompt-cache-dir", "unused", "--prompt-cache-size", "0"], "--prompt-cache-size is 0"),
+        (["--prompt-cache-disk-bytes", "1GB"], "--prompt-cache-disk-bytes"),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value[::2]) if isinstance(value, list) else "",
 )
-def test_bad_values_end_with_one_line(arguments, message, capsys):
+def test_bad_values_end_with_one_line(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         command.main(arguments)
     assert ended.value.code == 1

@@ -10,9 +10,10 @@ import httpx
 import openai
 import pytest
 
+from lily_mlx import load
 from lily_mlx.checkpoints import bundled_checkpoint
 from lily_mlx.engine import Engine
-from lily_mlx.server.worker import Limits
+from lily_mlx.server.worker import Limits, Worker
 
 from .support import serving, started, wait_until
 
@@ -173,19 +174,26 @@ def test_back_pressure():
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 def test_a_failed_answer_harms_no_other(scripted, monkeypatch, stream):
     server = scripted(*SCRIPT)
-    real, failing = type(server.worker.model).step, set()
+    real, failing, together = type(server.worker.model).step, [], []
+    admit = type(server.worker)._admit
 
     def step(model, token, position, caches, sampling, recent=None):
-        if float(sampling.parameters[0].item()) == 0.5:  # the request below
-            failing.add(1)
+        if together and float(sampling.parameters[0].item()) == 0.5:  # the request below
+            failing.append(1)
             raise RuntimeError("broken on purpose")
         return real(model, token, position, caches, sampling, recent)
 
     def batch_step(*_):
+        together.append(1)
         raise RuntimeError("a common step that contains the request below")
+
+    def admit_both(worker):
+        if worker.running or worker.waiting == 2:
+            admit(worker)
 
     monkeypatch.setattr(type(server.worker.model), "step", step)
     monkeypatch.setattr(type(server.worker.model), "batch_step", batch_step)
+    monkeypatch.setattr(type(server.worker), "_admit", admit_both)
 
     def fail():
         wishes = {"model": "tiny", "prompt": "y\n", "temperature": 0.5, "seed": 1}
@@ -196,9 +204,24 @@ def test_a_failed_answer_harms_no_other(scripted, monkeypatch, stream):
         with pytest.raises(openai.APIError, match="broken on purpose"):
             fail()
         assert other.result() == TEXT
+    assert together
     assert failing
+    monkeypatch.undo()
     assert server.get("/health").status_code == 200
     assert completed(server, "y\n") == TEXT
+
+
+def _broken(*_):
+    raise RuntimeError("broken on purpose")
+
+
+@pytest.mark.parametrize("part", ["Engine", "PrefixCache.start"])
+def test_a_start_that_fails_after_the_model_is_loaded(monkeypatch, part):
+    monkeypatch.setattr(f"lily_mlx.server.worker.{part}", _broken)
+    worker = Worker(lambda: load(bundled_checkpoint()))
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        worker.start()
+    worker.stop()
 
 
 def test_a_graceful_end():

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
 
 from lily_mlx.checkpoints import bundled_checkpoint
 from lily_mlx.server import constraints
+from lily_mlx.server.protocol import Defaults, parse_request
+from lily_mlx.server.reasoning import ChannelSplitter
 
 from .support import serving
 
@@ -89,6 +95,23 @@ def test_a_stream_and_several_choices(tiny):
     assert texts[0] != texts[1]
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "seed": 3, "top_p": 0.9}], ids=["greedy", "filters"])
+def test_a_thought_cannot_end_the_text(scripted, options):
+    """The model would end it there; the answer goes on until the limit, since nothing else closes the thought."""
+    server = scripted("Hm", "m.", thinking=True)
+    wish = {"response_format": {"type": "json_object"}, "max_tokens": 8, "logprobs": True, "top_logprobs": 3}
+    choice = server.ask(**wish, **options).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["reasoning_content"].startswith("Hmm.")
+    tokens = choice["logprobs"]["content"]
+    assert len(tokens) == 8
+    for token in tokens:
+        assert -1000 < token["logprob"] <= 0
+        assert all(-1000 < other["logprob"] <= 0 for other in token["top_logprobs"])
+        assert sum(math.exp(other["logprob"]) for other in token["top_logprobs"]) < 1.0001
+    assert server.ask(max_tokens=8).json()["choices"][0]["finish_reason"] == "stop"
+
+
 def test_any_json_object(tiny):
     answer = tiny.ask("x", response_format={"type": "json_object"}, max_tokens=40, **NO_THOUGHT)
     text = message(answer)["content"]
@@ -116,6 +139,49 @@ def test_the_end_of_a_thought_inside_a_token(scripted):
     form = {"type": "json_schema", "json_schema": {"schema": schema}}
     answer = message(scripted(*THOUGHT, thinking=True).ask(response_format=form))
     assert (answer["reasoning_content"], answer["content"]) == ("Hmm.", '{"a": 12}')
+
+
+SAYS = {"type": "object", "properties": {"say": {"type": "string"}}, "required": ["say"], "additionalProperties": False}
+CALL_NOW = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+TAGS = [CALL_NOW.replace("\n", ""), "</think> <think>x</think> <think>", "<function=now> <tool_call>"]
+
+
+@pytest.mark.parametrize("tools", [[], [NOW]], ids=["json", "json-or-calls"])
+@pytest.mark.parametrize("thinking", [False, True], ids=["plain", "after-a-thought"])
+@pytest.mark.parametrize("tag", TAGS)
+def test_tags_inside_json_are_text(scripted, tools, thinking, tag):
+    text = json.dumps({"say": f"a {tag} b"})
+    script = ["Hm", "m.\n</think>\n\n", text] if thinking else [text]
+    form = {"type": "json_schema", "json_schema": {"schema": SAYS}}
+    answer = message(scripted(*script, thinking=thinking).ask(response_format=form, tools=tools))
+    assert answer["content"] == text
+    assert not answer.get("tool_calls")
+    assert answer.get("reasoning_content", "") == ("Hmm." if thinking else "")
+
+
+@pytest.mark.parametrize("cut", [1, 5, 100])
+@pytest.mark.parametrize("thinking", [False, True], ids=["plain", "after-a-thought"])
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (CALL_NOW, [("call", CALL_NOW)]),
+        (f"{CALL_NOW}\n{CALL_NOW}", [("call", CALL_NOW), ("call", CALL_NOW)]),
+        (f'{{"a": "{CALL_NOW}"}}', [("content", f'{{"a": "{CALL_NOW}"}}')]),
+        ("<tool", [("content", "<tool")]),
+        ("", []),
+    ],
+    ids=["a-call", "two-calls", "json", "cut-off", "nothing"],
+)
+def test_the_beginning_decides_what_an_answer_is(text, parts, thinking, cut):
+    splitter = ChannelSplitter(thinking, thinking, tools=True, formed=True)
+    whole = ("Hm</think>\n\n" if thinking else "") + text
+    found = [part for i in range(0, len(whole), cut) for part in splitter.feed(whole[i : i + cut])] + splitter.finish()
+    joined = [
+        (channel, "".join(text for _, text in run)) if channel != "call" else list(run)
+        for channel, run in itertools.groupby(found, key=lambda part: part[0])
+    ]
+    flat = [item for one in joined for item in (one if isinstance(one, list) else [one])]
+    assert flat == [("reasoning", "Hm")] * thinking + parts
 
 
 def test_the_openai_client_parses(tiny):
@@ -159,6 +225,24 @@ def test_a_call_that_must_be_made(tiny, choice, stream):
     assert arguments["place"] in ("gate", "wall")
     assert answer.finish_reason == "tool_calls"
     assert not answer.message.content
+
+
+def test_a_required_call_beside_a_response_format(tiny):
+    """As with OpenAI the call counts: there is no content that could have a form. The answer says so."""
+    options = {"tools": [WATCH], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 80}
+    answer = tiny.ask("x", response_format=JSON_SCHEMA, **options, **NO_THOUGHT)
+    assert [call["function"]["name"] for call in message(answer)["tool_calls"]] == ["watch"]
+    assert "response_format" in answer.headers["warning"]
+    for without in ({}, {"response_format": {"type": "text"}}):
+        assert "warning" not in tiny.ask("x", **without, **options, **NO_THOUGHT).headers
+
+
+@pytest.mark.parametrize("parallel", [False, True, None])
+def test_parallel_calls_in_place_of_json(parallel):
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [WATCH], "response_format": JSON_SCHEMA}
+    request = parse_request({**body, "parallel_tool_calls": parallel}, True, Defaults(), 2048)
+    assert request.form is not None
+    assert request.form.several == (parallel is not False)
 
 
 def test_one_of_several_tools(tiny):
@@ -229,6 +313,26 @@ def test_costly_schemas_end_in_an_answer(tiny, schema):
     assert answer.status_code in (200, 400, 500), answer.text
     assert tiny.get("/health").status_code == 200
     assert tiny.ask("x", max_tokens=1).status_code == 200
+
+
+def test_tokens_of_a_text_from_several_threads(tiny, monkeypatch):
+    """The library's tokenizer is made once, whoever is first."""
+    import llguidance.hf
+
+    made, make = [], llguidance.hf.from_tokenizer
+
+    def slow(*args, **options):
+        made.append(1)
+        time.sleep(0.2)
+        return make(*args, **options)
+
+    monkeypatch.setattr(llguidance.hf, "from_tokenizer", slow)
+    grammars = constraints.Grammars(tiny.worker.tokenizer, tiny.worker.model.config.vocab_size)
+    with ThreadPoolExecutor(4) as pool:
+        tokens = list(pool.map(grammars.tokenize, ["To be, or not to be"] * 8))
+    assert made == [1]
+    assert all(one == tokens[0] for one in tokens)
+    assert tiny.worker.tokenizer.decode(tokens[0]) == "To be, or not to be"
 
 
 def test_a_panic_of_the_library_ends_one_answer(tiny, monkeypatch):

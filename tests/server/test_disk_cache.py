@@ -19,6 +19,7 @@ from lily_mlx.server.prefix_cache import PrefixCache
 from tests.support import rng
 
 from .states import BLOCK_BYTES, STATE_BYTES, made_state, same
+from .support import wait_until
 
 
 def tokens(count, seed=0):
@@ -28,9 +29,9 @@ def tokens(count, seed=0):
 class Process:
     """A prefix cache with a directory, as one server process has it."""
 
-    def __init__(self, directory, max_bytes=10**9, memory=10**9, identity="model"):
+    def __init__(self, directory, max_bytes=10**9, memory=10**9, identity="model", snapshots=None):
         self.disk = DiskCache(directory, max_bytes, identity)
-        self.cache = PrefixCache(memory, disk=self.disk)
+        self.cache = PrefixCache(memory, snapshots, self.disk)
         self.cache.start(made_state([]))
 
     def insert(self, text):
@@ -116,6 +117,36 @@ def test_what_memory_has_lost_is_read(start):
     assert process.disk.reads == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        pytest.param({"memory": STATE_BYTES + 2 * BLOCK_BYTES}, 300, id="the-longest-fits"),
+        pytest.param({"memory": STATE_BYTES + 2 * BLOCK_BYTES - 1}, 200, id="a-shorter-one-fits"),
+        pytest.param({"memory": STATE_BYTES - 1}, 0, id="none-fits"),
+        pytest.param({"memory": 0}, 0, id="no-memory"),
+        pytest.param({"snapshots": 0}, 0, id="no-snapshots"),
+    ],
+)
+def test_what_memory_cannot_hold_is_not_read(start, options, found):
+    first = start()
+    first.insert(TEXT[:300])
+    first.insert(TEXT[:200])
+    first.end()
+    second = start(**options)
+    assert second.find(TEXT) == found
+    assert second.find(TEXT) == found
+    assert second.disk.reads == (1 if found else 0)
+
+
+def test_too_little_memory_for_any_snapshot_is_reported(start, caplog):
+    with caplog.at_level(logging.WARNING, "lily_mlx"):
+        start(memory=STATE_BYTES)
+        assert not caplog.records
+        start(memory=STATE_BYTES - 1)
+    assert str(STATE_BYTES) in caplog.text
+    assert "--prompt-cache-bytes" in caplog.text
+
+
 def test_blocks_in_memory_are_not_read_again(start, monkeypatch):
     save(start, TEXT[:390])
     second = start()
@@ -124,6 +155,19 @@ def test_blocks_in_memory_are_not_read_again(start, monkeypatch):
     monkeypatch.setattr(disk_cache, "read", lambda path, identity: names.append(path.name) or read(path, identity))
     assert second.find(TEXT) == 390
     assert [name.rsplit("-", 1)[0] for name in names] == ["state-390", "block-384"]
+
+
+def test_a_snapshot_shorter_than_the_common_beginning(start):
+    """More blocks are known than the snapshot has."""
+    first = start()
+    first.insert(TEXT[:200])
+    first.insert(TEXT[:390])
+    first.end()
+    second = start()
+    assert second.find([*TEXT[:390], 7]) == 390
+    for _ in range(2):
+        assert second.find([*TEXT[:300], 1000]) == 200
+    assert second.disk.reads == 2
 
 
 def test_a_block_is_one_file_whatever_snapshots_share_it(start, tmp_path):
@@ -154,6 +198,25 @@ def test_files_are_safetensors(start, tmp_path):
 def test_other_users_cannot_look_in(start, tmp_path):
     start()
     assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
+
+
+def test_other_users_cannot_look_in_below_an_open_directory(start, tmp_path):
+    (tmp_path / "cache").mkdir(mode=0o755)
+    save(start, TEXT[:300])
+    inside = list((tmp_path / "cache").rglob("*"))
+    assert len(inside) == 4
+    assert [path.name for path in inside if path.stat().st_mode & 0o077] == []
+
+
+def test_other_users_cannot_look_into_a_directory_that_was_made_again(start, tmp_path):
+    process = start()
+    shutil.rmtree(tmp_path / "cache")
+    process.insert(TEXT[:300])
+    written(process, 1)
+    assert process.disk.errors == 1
+    wait_until(lambda: (tmp_path / "cache" / process.disk.identity).is_dir())
+    assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "cache" / process.disk.identity).stat().st_mode & 0o077 == 0
 
 
 def test_short_snapshots_are_not_worth_a_file(start, tmp_path):
@@ -371,6 +434,14 @@ def test_what_waits_is_bounded(start, monkeypatch):
     go.set()
     process.end()
     assert process.disk.writes + process.disk.skipped == 7
+
+
+def test_one_snapshot_larger_than_all_that_may_wait(start, monkeypatch):
+    process = start()
+    monkeypatch.setattr(disk_cache, "_MOST_WAITING", 1000)
+    process.insert(TEXT[:300])
+    process.end()
+    assert (process.disk.writes, process.disk.skipped) == (1, 0)
 
 
 def test_two_servers_on_one_directory(start, tmp_path):

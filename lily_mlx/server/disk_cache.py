@@ -228,10 +228,7 @@ class DiskCache:
             size += write(self._directory / name, {"tokens": rows, "rows": np.asarray(array)}, self.identity)
         layers = {f"layer.{i}": _as_float(array) for i, array in enumerate(job.layers)}
         size += write(self._directory / job.state, {"tokens": job.tokens, **layers}, self.identity)
-        with self._lock:
-            self._waiting_bytes -= job.size
         self.bytes += size
-        self.writes += 1
         if self._failing:
             self._failing = False
             logger.info("prompt cache: %s can be written again", self._directory)
@@ -239,6 +236,9 @@ class DiskCache:
         self._used((state, *blocks))
         if self.bytes > self.max_bytes or time.monotonic() - self._scanned > _SCAN_SECONDS:
             self._make_room()
+        with self._lock:  # once: where this line is not reached, _failed does it
+            self._waiting_bytes -= job.size
+        self.writes += 1
 
     def _failed(self, job: _Job, error: Exception) -> None:
         """One line for any number of failures in a row."""

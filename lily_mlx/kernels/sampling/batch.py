@@ -20,8 +20,8 @@ _FILTER_HEADERS = (
     "kernels/sampling/argmax.h",
     "kernels/sampling/filters.h",
 )
-# The texts of `adjust`, `draw` and `select` under other names: MLX keeps a kernel by its name, and arrays of a few
-# sequences and of one reach it in different address spaces.
+# The texts of `adjust`, `draw` and `select` under names of their own, so that profiles and the table of kernels tell a
+# batch's launches from those of one sequence.
 _ADJUST = Kernel(
     name="batch_adjust",
     inputs=("logits", "tokens", "position", "recent", "bias_ids", "bias_values", "settings", "seed"),

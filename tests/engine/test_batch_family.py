@@ -16,7 +16,10 @@ KEPT = ("dense", "dense, mixed", "next, mixed", "experts, bfloat16", "experts, m
 MAX_LOGIT_ERROR = 0.03  # of the range of the logits
 
 
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.slow] if kind in ("dense", "experts, bfloat16") else []) for kind in KEPT],
+)
 def test_logits_are_those_of_steps_alone(kind, tmp_path):
     """Of as many steps as choose the same tokens: a choice between two logits that are close is a matter of rounding."""
     engine, sampling = Engine(Model.load(KINDS[kind].write(tmp_path))), make_sampling()

@@ -15,6 +15,7 @@ def config_of(label: str, **changes) -> ModelConfig:
     return ModelConfig.from_dict(texts._settings(**texts._FULL_SIZE | FAMILY[label] | changes))
 
 
+@pytest.mark.slow
 def test_a_step_and_a_chunk_of_each_pass():
     recorded: dict[str, str] = {}
     with use_backend("metal", tracing=True):

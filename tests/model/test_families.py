@@ -24,7 +24,15 @@ MAX_LOGIT_ERROR = 0.03  # of the range of mlx_lm's logits, which are in float32
 GREEDY = make_sampling()
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda name: name.replace(", ", "-").replace(" ", "-"))
+# Each size of heads has kernels of its own, which take long to compile.
+LONG = ("dense, heads of 27B", "experts, heads of 122B")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(kind, marks=[pytest.mark.slow] if kind in LONG else []) for kind in KINDS],
+    ids=lambda name: name.replace(", ", "-").replace(" ", "-"),
+)
 def checkpoint(request, tmp_path_factory):
     directory = KINDS[request.param].write(tmp_path_factory.mktemp("model"))
     write_tokenizer(directory)

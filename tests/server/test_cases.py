@@ -151,6 +151,7 @@ def test_c95_wrong_types(server, options, stream):
     assert server.ask(stream=stream, stream_options=options).status_code == 400
 
 
+@pytest.mark.slow
 def test_c97_comments_while_a_long_prompt_is_processed(monkeypatch):
     monkeypatch.setattr(app, "KEEP_ALIVE_SECONDS", 0.05)
     with serving(bundled_checkpoint(), Limits(chunk_size=8, cache_bytes=0)) as slow:

@@ -34,6 +34,7 @@ def streamed(server, prompt, **options):
     return "".join(chunk.choices[0].text for chunk in chunks)
 
 
+@pytest.mark.slow  # tests/server/test_openai_client.py has the same over chats
 def test_sixteen_streams_equal_sequential_requests(tiny):
     prompts = [[100 + 7 * i, 50 + i, 9] for i in range(16)]
     lengths = [2 + i % 3 for i in range(16)]

@@ -42,7 +42,9 @@ def wait_for_writes(server, count):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
+@pytest.mark.parametrize(
+    "end", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL], ids=["terminated", "killed"]
+)
 def test_computed_tokens_before_and_after_a_restart(tmp_path, end):
     flags = ("--prompt-cache-dir", str(tmp_path / "cache"))
     with started(*flags) as server:

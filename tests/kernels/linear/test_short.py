@@ -38,7 +38,10 @@ def use_linear_plan(monkeypatch: pytest.MonkeyPatch, plan: ShortPlan) -> None:
 
 
 @each_plan
-@pytest.mark.parametrize(("rows", "outputs", "columns"), [(16, 33, 128), (5, 64, 1280), (1, 15, 96), (11, 17, 608)])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "columns"),
+    [(16, 33, 128), pytest.param(5, 64, 1280, marks=pytest.mark.slow), (1, 15, 96), (11, 17, 608)],
+)
 def test_matmul(plan: ShortPlan, rows: int, outputs: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One stage and several, columns that end inside one, rows and outputs that fill no tile."""
     use_linear_plan(monkeypatch, plan)
@@ -51,7 +54,14 @@ def test_matmul(plan: ShortPlan, rows: int, outputs: int, columns: int, monkeypa
 
 
 @each_plan
-@pytest.mark.parametrize(("intermediate", "hidden"), [(32, 160), (128, 1280), (544, 96)])
+@pytest.mark.parametrize(
+    ("intermediate", "hidden"),
+    [
+        (544, 96),
+        pytest.param(32, 160, marks=pytest.mark.slow),
+        pytest.param(128, 1280, marks=pytest.mark.slow),
+    ],
+)
 def test_experts(plan: ShortPlan, intermediate: int, hidden: int, monkeypatch: pytest.MonkeyPatch) -> None:
     device = replace(moe_policy.DEVICES[current_backend()], short_gate_up=(plan,), short_down=(plan,))
     monkeypatch.setitem(moe_policy.DEVICES, current_backend(), device)

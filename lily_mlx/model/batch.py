@@ -12,12 +12,12 @@ import mlx.core as mx
 
 from lily_mlx.kernels import attention, deltanet
 from lily_mlx.kernels.attention import TAIL_ROWS, PagedCache, Work
-from lily_mlx.kernels.linear import embed, matmul, rms_norm
+from lily_mlx.kernels.linear import matmul
 from lily_mlx.kernels.sampling import RowControls, choose_rows
 
 from .cache import DeltaNetCache
 from .config import ModelConfig
-from .prefill import all_logits, deltanet_projection, in_norm, mlp_chunk, mlp_chunk_norm
+from .prefill import all_logits, deltanet_projection, embed_chunk, in_norm, mlp_chunk, mlp_chunk_norm
 from .weights import AttentionWeights, DeltaNetWeights, ModelWeights
 
 
@@ -110,8 +110,7 @@ def batch_step(
         become a page before another step.
     """
     pool = iter(pools)
-    x = embed(tokens, weights.embedding)
-    normed = rms_norm(x, in_norm(weights.layers[0]), config.norm_eps)
+    x, normed = embed_chunk(weights, config, tokens)
     renewed: list[RowMemory] = []
     for index, (layer, memory) in enumerate(zip(weights.layers, memories, strict=True)):
         if isinstance(layer.mixer, DeltaNetWeights):

@@ -199,6 +199,7 @@ def norm_simdgroups(columns: int) -> int:
     return max(1, min(8, columns // 256))
 
 
+_SHORT = ShortPlan(8, 1, 2, 2, 512)
 # Largest first. A simdgroup keeps rows x columns / (32 x simdgroups along them) sums in each lane's registers.
 _TILES = (
     MatmulPlan(64, 64, 64, (2, 2, 1)),
@@ -218,7 +219,7 @@ DEVICES = {
         fill=256,
         ahead=1,
         simdgroups=4,
-        short=ShortPlan(8, 1, 2, 2, 512),
+        short=_SHORT,
         fill_short=1,
         tiles=_TILES,
         fill_tiles=64,
@@ -238,7 +239,7 @@ DEVICES = {
         fill=16,
         ahead=2,
         simdgroups=4,
-        short=ShortPlan(8, 1, 2, 2, 512),
+        short=_SHORT,
         fill_short=1,
         tiles=_TILES,
         fill_tiles=2,

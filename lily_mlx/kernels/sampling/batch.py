@@ -9,42 +9,13 @@ import mlx.core as mx
 from lily_mlx.kernels.linear.checks import SMALLEST_BUFFER, check_array
 from lily_mlx.metal import Kernel
 
-from .controls import check_vocabulary, listed_tokens, vocabulary_parts
+from .controls import adjust_kernel, check_vocabulary, draw_kernel, listed_tokens, vocabulary_parts
 from .policy import ADJUST_SIMDGROUPS, SELECT_SIMDGROUPS, SLICE, draw_simdgroups
 from .settings import SIZE
 
-_FILTER_HEADERS = (
-    "kernels/moe/select.h",
-    "kernels/sampling/settings.h",
-    "kernels/sampling/random.h",
-    "kernels/sampling/argmax.h",
-    "kernels/sampling/filters.h",
-)
 # The texts of `adjust`, `draw` and `select` under names of their own, so that profiles and the table of kernels tell a
 # batch's launches from those of one sequence.
-_ADJUST = Kernel(
-    name="batch_adjust",
-    inputs=("logits", "tokens", "position", "recent", "bias_ids", "bias_values", "settings", "seed"),
-    outputs=("adjusted", "next_recent", "best_value", "best_index", "total"),
-    body="kernels/sampling/adjust.metal",
-    headers=_FILTER_HEADERS,
-)
-_DRAW = Kernel(
-    name="batch_draw",
-    inputs=("logits", "largest", "total", "special_tokens", "settings", "seed", "position"),
-    outputs=(
-        "token",
-        "next_position",
-        "lowest_logit",
-        "last_token",
-        "highest_logit",
-        "all_keys",
-        "all_ids",
-        "all_weights",
-    ),
-    body="kernels/sampling/draw.metal",
-    headers=_FILTER_HEADERS,
-)
+_ADJUST, _DRAW = adjust_kernel("batch_adjust"), draw_kernel("batch_draw")
 _SELECT = Kernel(
     name="batch_select",
     inputs=("best_value", "best_index", "position"),

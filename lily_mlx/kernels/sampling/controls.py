@@ -13,41 +13,39 @@ from .settings import SIZE
 # A token id that no vocabulary has: fills slots and lists.
 NO_TOKEN = 0xFFFFFFFF
 
-_ADJUST = Kernel(
-    name="adjust",
-    inputs=("logits", "tokens", "position", "recent", "bias_ids", "bias_values", "settings", "seed"),
-    outputs=("adjusted", "next_recent", "best_value", "best_index", "total"),
-    body="kernels/sampling/adjust.metal",
-    headers=(
-        "kernels/moe/select.h",
-        "kernels/sampling/settings.h",
-        "kernels/sampling/random.h",
-        "kernels/sampling/argmax.h",
-        "kernels/sampling/filters.h",
-    ),
+_HEADERS = (
+    "kernels/moe/select.h",
+    "kernels/sampling/settings.h",
+    "kernels/sampling/random.h",
+    "kernels/sampling/argmax.h",
+    "kernels/sampling/filters.h",
 )
-_DRAW = Kernel(
-    name="draw",
-    inputs=("logits", "largest", "total", "special_tokens", "settings", "seed", "position"),
-    outputs=(
-        "token",
-        "next_position",
-        "lowest_logit",
-        "last_token",
-        "highest_logit",
-        "all_keys",
-        "all_ids",
-        "all_weights",
-    ),
-    body="kernels/sampling/draw.metal",
-    headers=(
-        "kernels/moe/select.h",
-        "kernels/sampling/settings.h",
-        "kernels/sampling/random.h",
-        "kernels/sampling/argmax.h",
-        "kernels/sampling/filters.h",
-    ),
-)
+
+
+def adjust_kernel(name: str) -> Kernel:
+    """The kernel of `adjust`, for one sequence or several, under a name of its own."""
+    return Kernel(
+        name=name,
+        inputs=("logits", "tokens", "position", "recent", "bias_ids", "bias_values", "settings", "seed"),
+        outputs=("adjusted", "next_recent", "best_value", "best_index", "total"),
+        body="kernels/sampling/adjust.metal",
+        headers=_HEADERS,
+    )
+
+
+def draw_kernel(name: str) -> Kernel:
+    """The kernel of `draw`, for one sequence or several, under a name of its own."""
+    lists = ("all_keys", "all_ids", "all_weights")
+    return Kernel(
+        name=name,
+        inputs=("logits", "largest", "total", "special_tokens", "settings", "seed", "position"),
+        outputs=("token", "next_position", "lowest_logit", "last_token", "highest_logit", *lists),
+        body="kernels/sampling/draw.metal",
+        headers=_HEADERS,
+    )
+
+
+_ADJUST, _DRAW = adjust_kernel("adjust"), draw_kernel("draw")
 
 
 def adjust(

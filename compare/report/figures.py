@@ -14,6 +14,7 @@ HOW = {
     "sweep": "python -m compare.sweep",
     "kernels": "python -m compare.kernels",
     "ablations": "python -m compare.ablations",
+    "batch": "python -m compare.batch",
     "consistency": "python -m compare.consistency",
     "launches": "python -m compare.launches",
     "peer": "python -m compare.peers FILE",

@@ -16,8 +16,9 @@ from ..results import KINDS, TIMED_KINDS
 Row = Mapping[str, Any]
 PHASES = ("prefill", "decode")
 OWN_ENGINE = "lily_mlx"
+ACCELERATED = "mlx_lm+lily_mlx"  # mlx-lm's own loop on our kernels: our loop's rival, and no other engine
 # Where an engine stands in tables and legends; peers, which are not listed, follow.
-ENGINE_ORDER = (OWN_ENGINE, "mlx_lm+lily_mlx", "mlx_lm", "mlx_lm+metal")
+ENGINE_ORDER = (OWN_ENGINE, ACCELERATED, "mlx_lm", "mlx_lm+metal")
 REQUIRED = ("kind", "date", "commit", "command", "device", "os", "versions", "gate", "rows")
 ROW_FIELDS = {
     "sweep": ("phase", "length", "engine", "tokens_per_s"),
@@ -26,6 +27,7 @@ ROW_FIELDS = {
     "kernels": ("name", "family", "seconds"),
     "consistency": ("engine", "baseline", "perplexity_ratio", "top1_agreement", "positions"),
     "ablations": ("mechanism", "effect"),
+    "batch": ("phase", "streams", "length", "tokens_per_s"),
 }
 
 
@@ -233,6 +235,18 @@ class Measurements:
         The engines of a row were measured side by side: they are of the newest file that has ours and another; else of
         the newest that has ours.
         """
+        return self._speeds(lambda engine: engine != ACCELERATED)
+
+    def loops(self) -> dict[Group, Speeds]:
+        """Sweep rows where our loop and mlx-lm's loop on our kernels were measured side by side."""
+        both = {OWN_ENGINE, ACCELERATED}
+        found = {
+            group: {point: entries for point, entries in speeds.items() if entries.keys() == both}
+            for group, speeds in self._speeds(both.__contains__).items()
+        }
+        return {group: speeds for group, speeds in found.items() if speeds}
+
+    def _speeds(self, wanted: Callable[[str], bool]) -> dict[Group, Speeds]:
         found: dict[Group, dict[Point, list[dict[str, Entry]]]] = {}
         for result in self.of_kind("sweep", "peer"):
             own: set[tuple[Point, str]] = set()
@@ -241,6 +255,8 @@ class Measurements:
                 if (point, row["engine"]) in own:
                     raise ReportError(f"{result.path} has {row['engine']} {point.phase} at {point.length} twice")
                 own.add((point, row["engine"]))
+                if not wanted(row["engine"]):
+                    continue
                 files = found.setdefault(Group(result.device, result.model(row)), {}).setdefault(point, [])
                 if not files or next(iter(files[-1].values())).result is not result:
                     files.append({})
@@ -274,6 +290,14 @@ class Measurements:
     def ablations(self) -> dict[Group, list[Entry]]:
         """Rows of each group, in the order of the newest file, rows of older ones first."""
         return self._newest("ablations", "rows", lambda r: (r.get("mechanism"), r.get("phase"), r.get("length")))
+
+    def batches(self) -> dict[Group, list[Entry]]:
+        """Rows of each group: several streams at once by context and streams, then the first token after a prefix."""
+        entries = self._newest("batch", "rows", lambda r: (r["phase"], r["length"], r["streams"], r.get("suffix")))
+        return {
+            group: sorted(own, key=lambda e: (e.row["phase"], e.row["length"], e.row["streams"]))
+            for group, own in entries.items()
+        }
 
     def consistency(self) -> list[Entry]:
         """Rows by model, engine, baseline and number of positions, whatever the gate says: they hold no speeds."""

@@ -12,6 +12,7 @@ from ..plots import Plot
 from ..results import table
 from .figures import HOW, ablation_name, is_peer, label, measured_lengths, on_axis, percent
 from .sources import (
+    ACCELERATED,
     OWN_ENGINE,
     Entry,
     Group,
@@ -139,9 +140,25 @@ def _sweep_group(group: Group, speeds: Speeds, page: Page) -> str:
             "mlx_lm+metal: mlx-lm with its own Metal kernels, run through this package's runtime where MLX has none "
             "for the device."
         )
-    if "mlx_lm+lily_mlx" in names:
-        notes.append("mlx_lm+lily_mlx: mlx-lm's own loop on a model that `lily_mlx.accelerate` returned.")
     return text + (" ".join(notes) + "\n\n" if notes else "") + str(citations)
+
+
+def loops(measurements: Measurements, page: Page) -> str:
+    """Our own generation loop beside mlx-lm's on the same kernels."""
+    groups = measurements.loops()
+    if not groups:
+        return f"Not measured yet; `{HOW['sweep']} --engines {OWN_ENGINE} {ACCELERATED}` does."
+    parts = []
+    for group, speeds in groups.items():
+        citations = Citations(page)
+        lines = []
+        for point, entries in speeds.items():
+            own, other = (entries[engine].row["tokens_per_s"] for engine in (OWN_ENGINE, ACCELERATED))
+            cited = citations.number(entries[OWN_ENGINE].result)
+            lines.append([_place(point), point.length, own, other, f"{100 * (own / other - 1):+.1f} %", cited])
+        headings = ["phase", "length", "lily_mlx's loop", "mlx-lm's loop", "ours is faster by", "source"]
+        parts.append(f"{page.heading} {group.title}\n\n{table(headings, lines)}\n\n{citations}")
+    return "\n\n".join(parts)
 
 
 def _place(point: Point) -> str:
@@ -356,6 +373,39 @@ def _columns(
     used = [column for column in columns if any(column[1](entry.row) is not None for entry in entries)]
     lines = [[*(value(row) for _, value in used), citations.number(result)] for row, result in entries]
     return table([*(heading for heading, _ in used), "source"], lines)
+
+
+def batches(measurements: Measurements, page: Page) -> str:
+    """Several streams that decode at once, and the first token after a cached prefix."""
+    groups = measurements.batches()
+    if not groups:
+        return absent("batch")
+    parts = []
+    for group, entries in groups.items():
+        citations = Citations(page)
+        text = f"{page.heading} {group.title}\n\n"
+        streams = [entry for entry in entries if entry.row["phase"] == "decode"]
+        if streams:
+            text += _columns(_STREAM_COLUMNS, streams, citations) + "\n\n"
+        for row, result in entries:
+            if row["phase"] == "first token":
+                text += (
+                    f"First token after {row['suffix']} new tokens on {row['length']:,} cached ones: "
+                    f"{1e3 * row['seconds']:.2f} ms, {row['decode_steps']:.2f} decode steps of that context "
+                    f"[{citations.number(result)}].\n\n"
+                )
+        parts.append(f"{text}{citations}")
+    return "\n\n".join(parts)
+
+
+_STREAM_COLUMNS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("streams", lambda row: row["streams"]),
+    ("context", lambda row: row["length"]),
+    ("ms for a step", lambda row: 1e3 * row["seconds"]),
+    ("tokens/s in all", lambda row: row["tokens_per_s"]),
+    ("tokens/s for each", lambda row: row["tokens_per_s"] / row["streams"]),
+    ("spread, %", lambda row: _scaled(row.get("spread"), 100)),
+]
 
 
 def _effect(effect: Any) -> str | None:

@@ -86,7 +86,7 @@ def build_kernel(name: str, unit: str, checked: bool) -> Path:
         CompileError: the compiler rejected it.
     """
     # Without scalar replacement a vector is read and written as a whole, so that its alignment is checked.
-    flags = ("-O1", "-g", "-fno-tree-sra", "-DLILY_CHECKED") if checked else ("-O2",)
+    flags = ("-O1", "-g1", "-fno-tree-sra", "-DLILY_CHECKED") if checked else ("-O2",)
     return _build(name, [], [unit], (*flags, *_native(), "-shared", *_undefined()), checked)
 
 

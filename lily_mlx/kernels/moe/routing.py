@@ -85,7 +85,7 @@ def route(logits: mx.array, top_k: int, normalise: bool, tile_rows: int | None =
             minus infinity; among equal logits the higher expert id wins.
         top_k: routed experts per token (config ``num_experts_per_tok``).
         normalise: softmax over the chosen experts instead of over all (config ``norm_topk_prob``).
-        tile_rows: most rows of a block, one of 8, 16, 32, 64, 128; None: by the average rows per expert.
+        tile_rows: most rows of a block, one of 8, 16, 32, 48, 64, 96, 128; None: by the average rows per expert.
 
     Raises:
         ValueError: wrong shape or dtype, top_k or expert count out of range.

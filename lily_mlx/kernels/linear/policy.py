@@ -173,7 +173,8 @@ class ShortPlan:
         while step // SHORT_BLOCK % slices:
             slices //= 2
         share = step // SHORT_BLOCK // slices
-        ahead = max(n for n in range(1, self.ahead + 1) if share % n == 0 or n % share == 0)
+        most = min(self.ahead, share * -(-depth // step))
+        ahead = max(n for n in range(1, most + 1) if share % n == 0 or n % share == 0)
         return replace(self, depth=step, slices=slices, ahead=ahead)
 
 

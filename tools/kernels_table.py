@@ -81,6 +81,7 @@ REPLACES = {
     "project_add": "`mx.quantized_matmul`, add",
     "rms_norm": "`mx.fast.rms_norm`",
     "short_matmul": "the same as `matmul`, for few rows",
+    "short_norm_matmul": "`mx.fast.rms_norm`, `mx.quantized_matmul`, for few rows",
     "select": "the end of `mx.argmax` or of the random draw",
 }
 # Where a kernel has no launch in the two traced workloads.
@@ -101,6 +102,7 @@ WHEN = {
     "moe_short_down": "chunks whose experts have few rows",
     "moe_short_gate_up": "chunks whose experts have few rows",
     "short_matmul": "chunks of few rows",
+    "short_norm_matmul": "chunks of at most 64 rows",
 }
 _TITLES = {
     "front end": "front end",

@@ -13,11 +13,13 @@ from lily_mlx.kernels.linear import (
     QuantizedWeight,
     gated_norm_project_add,
     matmul,
+    norm_matmul,
     norm_project,
     project_add,
     reference,
     rms_norm,
 )
+from lily_mlx.kernels.linear.policy import norm_matmul_plan
 from lily_mlx.model import ModelConfig
 
 from .case import (
@@ -293,7 +295,8 @@ class RmsNorm(Case):
 
     @property
     def calls_per_step(self) -> int:
-        return self.config.layers  # before the first layer, and before the experts of all but the last
+        # Before the first layer, and before the experts of all but the last where that is a launch of its own.
+        return 1 if _is_one_launch(self.config, self.rows) else self.config.layers
 
     @property
     def bytes(self) -> int:
@@ -398,6 +401,74 @@ class Matmul(Case):
         return found
 
 
+@dataclass(frozen=True)
+class NormMatmul(Case):
+    """`norm_matmul` of a chunk: the norm before the experts and the router's product."""
+
+    projection: Projection
+    rows: int
+
+    family: ClassVar[str] = "linear"
+    phase: ClassVar[Literal["decode", "prefill"]] = "prefill"
+
+    @property
+    def name(self) -> str:
+        return f"linear.norm_matmul.{self.projection.label}.{self.rows}"
+
+    @property
+    def shape(self) -> dict[str, int]:
+        p = self.projection
+        return {"rows": self.rows, "n": p.rows, "k": p.columns, "bits": p.bits}
+
+    @property
+    def calls_per_step(self) -> int:
+        return self.projection.layers - 1  # the last layer serves one row
+
+    @property
+    def bytes(self) -> int:
+        p = self.projection
+        return p.bytes + self.rows * (4 * p.columns + p.rows * (4 if p.is_float32 else 2))
+
+    @property
+    def flops(self) -> int | None:
+        return 2 * self.rows * self.projection.rows * self.projection.columns
+
+    def varying(self, source: Source, fixed: Inputs) -> Inputs:
+        p = self.projection
+        weight = p.weight(source)
+        return {
+            "x": source.normal(self.rows, p.columns),
+            "norm": source.gain(p.columns),
+            "weight": weight,
+            "parts": split_rows(weight, p.parts),
+        }
+
+    def ours(self, inputs: Inputs) -> Outputs:
+        eps = self.config.norm_eps
+        out, normed = norm_matmul(inputs["x"], inputs["norm"], inputs["weight"], eps, out_dtype=self.projection.dtype)
+        return [normed, out]
+
+    def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
+        normed = operations.rms_norm(inputs["x"], inputs["norm"], self.config.norm_eps)
+        return [normed, *(operations.matmul(normed, part) for part in inputs["parts"])]
+
+    def links(self, arm: str, outputs: Outputs) -> Inputs:
+        return {"x": outputs[0]}
+
+    def errors(self, arm: str, inputs: Inputs, outputs: Outputs) -> list[Error]:
+        columns = sample(self.projection.rows, SAMPLED_OUTPUTS)
+        rows, index = mx.array(sample(self.rows, SAMPLED_ROWS)), mx.array(columns)
+        x, norm = to_float64(inputs["x"][rows]), to_float64(inputs["norm"])
+        normed = outputs[0][rows]
+        got = mx.concatenate([part[rows] for part in outputs[1:]], axis=-1)[:, index]
+        # The weights are rounded to bfloat16 for the matrix instructions; apart from that it is float32.
+        want = reference.matmul(to_float64(normed), take_rows(inputs["weight"], columns))
+        return [
+            error("normed", normed, reference.rms_norm(x, norm, self.config.norm_eps)),
+            error("out", got, want, limit=BFLOAT16_LIMIT),
+        ]
+
+
 def cases(config: ModelConfig, rows: tuple[int, ...]) -> Iterator[Case]:
     """The cases of the family; `rows` are the chunk sizes."""
     found = projections(config)
@@ -408,4 +479,12 @@ def cases(config: ModelConfig, rows: tuple[int, ...]) -> Iterator[Case]:
     for count in rows:
         yield RmsNorm(config, count)
         for projection in found.values():
-            yield Matmul(config, projection, count)
+            if projection.label == "router" and _is_one_launch(config, count):
+                yield NormMatmul(config, projection, count)
+            else:
+                yield Matmul(config, projection, count)
+
+
+def _is_one_launch(config: ModelConfig, rows: int) -> bool:
+    """Whether the norm before the experts and the router's product are one launch in a chunk of so many rows."""
+    return norm_matmul_plan(rows, config.experts + 1, config.hidden_size) is not None

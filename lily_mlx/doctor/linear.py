@@ -71,6 +71,8 @@ def checks(sizes: Sizes) -> Iterator[Check]:
         for rows in sizes.rows:
             shape = f"{rows} rows, {projection.shape}"
             yield Check("linear.matmul", shape, lambda p=projection, r=rows: _matmul(p, r))  # type: ignore[misc]
+            if projection.label == "router":
+                yield Check("linear.norm_matmul", shape, lambda p=projection, r=rows: _norm_matmul(p, r))  # type: ignore[misc]
     plain = Projection("not quantised", sizes.hidden, sizes.hidden, bits=16)
     yield Check("linear.norm_project", plain.shape, lambda: _norm_project(plain))
     yield Check("linear.matmul", f"{sizes.rows[0]} rows, {plain.shape}", lambda: _matmul(plain, sizes.rows[0]))
@@ -113,6 +115,17 @@ def _matmul(projection: Projection, rows: int) -> list[Output]:
     if residual is not None:
         want = want + to_float64(residual[taken][:, mx.array(columns)])
     return [close("out", got[taken][:, mx.array(columns)], want)]
+
+
+def _norm_matmul(projection: Projection, rows: int) -> list[Output]:
+    source = Source(f"{projection.label} norm {rows}")
+    w, x, gain = projection.weight(source), source.normal(rows, projection.columns), source.gain(projection.columns)
+    got, normed = kernel("linear.norm_matmul")(x, gain, w, EPS, projection.dtype)
+    columns, taken = sample(projection.rows, _OUTPUTS), mx.array(sample(rows, _ROWS))
+    dense = reference.round_bfloat16(reference.dequantize(take_rows(w, columns)))
+    norm = close("normed", normed, reference.rms_norm(to_float64(x), to_float64(gain), EPS))
+    # The product is that of the rows that were written.
+    return [norm, close("out", got[taken][:, mx.array(columns)], to_float64(normed[taken]) @ dense.T)]
 
 
 def _project_add(projection: Projection) -> list[Output]:

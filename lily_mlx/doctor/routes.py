@@ -58,6 +58,9 @@ def routes(sizes: Sizes) -> Iterator[Route]:
         for projection in projections(sizes):
             shape = f"{chunk}, {projection.shape}"
             yield _route("linear.matmul", shape, linear.matmul_plan, rows, projection.rows, projection.columns)
+            if projection.label == "router":
+                sizes_of = (rows, projection.rows, projection.columns)
+                yield _route("linear.norm_matmul", shape, linear.norm_matmul_plan, *sizes_of)
         yield _route("moe.route", chunk, moe.tile_height, rows, sizes.top_k, sizes.experts)
         height = moe.tile_height(rows, sizes.top_k, sizes.experts)
         yield _route("moe.grouped_gate_up", chunk, moe.gate_up_tile, height, sizes.hidden)

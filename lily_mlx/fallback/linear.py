@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from lily_mlx.kernels.linear import QuantizedWeight
 
-__all__ = ["embed", "gated_norm_project_add", "matmul", "norm_project", "project_add", "rms_norm"]
+__all__ = ["embed", "gated_norm_project_add", "matmul", "norm_matmul", "norm_project", "project_add", "rms_norm"]
 
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
@@ -48,6 +48,14 @@ def matmul(
     if residual is not None:
         out = out + residual.astype(mx.float32)
     return out.astype(out_dtype)
+
+
+def norm_matmul(
+    x: mx.array, norm_weight: mx.array, w: QuantizedWeight, eps: float, out_dtype: mx.Dtype = mx.bfloat16
+) -> tuple[mx.array, mx.array]:
+    """RMSNorm of each row and a product of the normed rows: [M, K] to [M, N] and bfloat16 [M, K]."""
+    normed = rms_norm(x, norm_weight, eps)
+    return matmul(normed, w, out_dtype=out_dtype), normed
 
 
 def embed(tokens: mx.array, w: QuantizedWeight) -> mx.array:

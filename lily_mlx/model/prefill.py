@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from lily_mlx.kernels import attention, deltanet
 from lily_mlx.kernels.attention import KVCache
-from lily_mlx.kernels.linear import embed, gated_norm_project_add, matmul, project_add, rms_norm
+from lily_mlx.kernels.linear import embed, gated_norm_project_add, matmul, norm_matmul, project_add, rms_norm
 from lily_mlx.kernels.mlp import gate_up_chunk
 from lily_mlx.kernels.moe import Routing, combine, combine_norm, grouped_down, grouped_gate_up, route
 
@@ -206,8 +206,7 @@ def moe_chunk_norm(
 
 
 def _expert_outputs(weights: MoEWeights, config: ModelConfig, x: mx.array) -> tuple[mx.array, Routing]:
-    normed = rms_norm(x, weights.in_norm, config.norm_eps)
-    logits = matmul(normed, weights.router, out_dtype=mx.float32)
+    logits, normed = norm_matmul(x, weights.in_norm, weights.router, config.norm_eps, out_dtype=mx.float32)
     routing = route(logits, config.top_k, config.normalise_scores)
     hidden = grouped_gate_up(normed, routing, weights.experts)
     return grouped_down(hidden, routing, weights.experts), routing

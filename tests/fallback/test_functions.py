@@ -119,7 +119,14 @@ class TestLinear:
         assert got.dtype == dtype
         assert_close("out", got, want, EXACT if dtype == mx.float32 else ROUNDED)
         gain = bf16(generator.uniform(0.5, 1.5, 96))
-        assert_close("norm", linear.rms_norm(x, gain, EPS), linear_reference.rms_norm(*arrays(x, gain), EPS), ROUNDED)
+        norm = linear_reference.rms_norm(*arrays(x, gain), EPS)
+        assert_close("norm", linear.rms_norm(x, gain, EPS), norm, ROUNDED)
+        if not has_residual:
+            out, normed = linear.norm_matmul(x, gain, w, EPS, dtype)
+            assert out.dtype == dtype
+            assert_close("normed", normed, norm, ROUNDED)
+            want, _ = linear_reference.norm_matmul(*arrays(x, gain), w, EPS)
+            assert_close("norm_matmul", out, want, ROUNDED)
 
     @pytest.mark.parametrize("bits", [4, 16])
     def test_embed_clamps(self, bits):

@@ -9,6 +9,8 @@ from lily_mlx.metal import current_backend
 
 SHORT_BLOCK = 128  # columns of K that a simdgroup of a short product takes at once, DIRECT_COLUMNS in direct.h
 UNIT = 32  # codes that a lane takes from a row at once
+# A norm and its product are one launch up to so many rows and columns of the product.
+NORM_MATMUL_ROWS, NORM_MATMUL_COLUMNS = 64, 1024
 MOST_STAGED_COLUMNS = 8192  # a row of bfloat16 that kernels keep in threadgroup memory: 16 KB
 
 
@@ -20,7 +22,7 @@ class DevicePolicy:
     would have less than ``fill`` simdgroups; ``ahead`` units of each row are loaded before they are used; a
     threadgroup has ``simdgroups`` simdgroups. Prefill: up to ``short.rows`` rows the matrix product takes the
     plan ``short`` where that makes ``fill_short`` threadgroups; else one of ``tiles``, which fills the device from
-    ``fill_tiles`` threadgroups on.
+    ``fill_tiles`` threadgroups on. ``short_norm`` is the plan of a norm and its product in one launch.
     """
 
     rows: int
@@ -29,6 +31,7 @@ class DevicePolicy:
     simdgroups: int
     short: ShortPlan
     fill_short: int
+    short_norm: ShortPlan
     tiles: tuple[MatmulPlan, ...]
     fill_tiles: int
 
@@ -129,7 +132,8 @@ class ShortPlan:
 
     A threadgroup computes ``rows`` rows and ``16 * bands * across`` columns. A simdgroup dequantises 16 * ``bands``
     rows of the weight for ``1 / slices`` of every ``depth`` columns of K; ``ahead`` of its blocks of 128 columns are on
-    their way in registers, and with ``x_ahead`` the next columns of x.
+    their way in registers (a part of those in ``depth``, or the blocks of some such stages), and with ``x_ahead`` the
+    next columns of x.
     """
 
     rows: int
@@ -169,7 +173,8 @@ class ShortPlan:
         while step // SHORT_BLOCK % slices:
             slices //= 2
         share = step // SHORT_BLOCK // slices
-        ahead = max(n for n in range(1, self.ahead + 1) if share % n == 0)
+        most = min(self.ahead, share * -(-depth // step))
+        ahead = max(n for n in range(1, most + 1) if share % n == 0 or n % share == 0)
         return replace(self, depth=step, slices=slices, ahead=ahead)
 
 
@@ -182,6 +187,17 @@ def matmul_plan(rows: int, columns: int, depth: int) -> ShortPlan | MatmulPlan:
     if rows <= device.short.rows and -(-columns // device.short.columns) >= device.fill_short:
         return device.short.for_depth(depth)
     return tile_plan(rows, columns, depth)
+
+
+def norm_matmul_plan(rows: int, columns: int, depth: int) -> ShortPlan | None:
+    """The plan for a norm and its product [rows, columns] in one launch; None: each has its own.
+
+    One launch for few rows and columns: each tile of columns normalises all of its rows again. Blocks of rows beside
+    each other share that out, so a plan of few rows serves all.
+    """
+    if rows > NORM_MATMUL_ROWS or columns > NORM_MATMUL_COLUMNS:
+        return None
+    return device_policy().short_norm.for_depth(depth)
 
 
 def tile_plan(rows: int, columns: int, depth: int) -> MatmulPlan:
@@ -200,6 +216,7 @@ def norm_simdgroups(columns: int) -> int:
 
 
 _SHORT = ShortPlan(8, 1, 2, 2, 512)
+_SHORT_NORM = ShortPlan(8, 1, 1, 8, 1024)
 # Largest first. A simdgroup keeps rows x columns / (32 x simdgroups along them) sums in each lane's registers.
 _TILES = (
     MatmulPlan(64, 64, 64, (2, 2, 1)),
@@ -221,6 +238,7 @@ DEVICES = {
         simdgroups=4,
         short=_SHORT,
         fill_short=1,
+        short_norm=_SHORT_NORM,
         tiles=_TILES,
         fill_tiles=64,
     ),
@@ -229,8 +247,9 @@ DEVICES = {
         fill=1536,
         ahead=2,
         simdgroups=4,
-        short=ShortPlan(16, 1, 2, 4, 512),
+        short=ShortPlan(16, 1, 2, 4, 512, ahead=1),
         fill_short=200,
+        short_norm=ShortPlan(8, 1, 1, 8, 1024, x_ahead=True),
         tiles=_CUDA_TILES,
         fill_tiles=200,
     ),
@@ -241,6 +260,7 @@ DEVICES = {
         simdgroups=4,
         short=_SHORT,
         fill_short=1,
+        short_norm=_SHORT_NORM,
         tiles=_TILES,
         fill_tiles=2,
     ),

@@ -1,4 +1,4 @@
-"""Norm, product and embedding for a chunk of rows."""
+"""Norm, product, both in one, and embedding for a chunk of rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import mlx.core as mx
 from lily_mlx.metal import Kernel
 
 from .checks import check_array, check_matrix, check_output_dtype, weight_template
-from .policy import ShortPlan, matmul_plan, norm_simdgroups
+from .policy import ShortPlan, matmul_plan, norm_matmul_plan, norm_simdgroups
 from .weight import QuantizedWeight
 
 _RMS_NORM = Kernel(
@@ -39,6 +39,19 @@ _SHORT_MATMUL = Kernel(
         "metal/include/tile.h",
         "metal/include/quantized.h",
         "metal/include/direct.h",
+    ),
+)
+_SHORT_NORM_MATMUL = Kernel(
+    name="short_norm_matmul",
+    inputs=("x", "norm_weight", "weight"),
+    outputs=("out", "normed"),
+    body="kernels/linear/short_norm_matmul.metal",
+    headers=(
+        "metal/include/fragment.h",
+        "metal/include/tile.h",
+        "metal/include/quantized.h",
+        "metal/include/direct.h",
+        "kernels/linear/norm_rows.h",
     ),
 )
 _EMBED = Kernel(
@@ -124,6 +137,51 @@ def matmul(
         output_dtypes=[out_dtype],
     )
     return out
+
+
+def norm_matmul(
+    x: mx.array, norm_weight: mx.array, w: QuantizedWeight, eps: float, out_dtype: mx.Dtype = mx.bfloat16
+) -> tuple[mx.array, mx.array]:
+    """RMSNorm of each row and a product of the normed rows: `rms_norm` and `matmul`, for few rows in one launch.
+
+    Args:
+        x: bfloat16 [M, K].
+        norm_weight: bfloat16 [K], the norm's gain (`mx.fast.rms_norm`'s weight).
+        w: the weight [N, K].
+        eps: added to the mean square (config ``rms_norm_eps``).
+        out_dtype: of the product, bfloat16 or float32.
+
+    Returns:
+        The product [M, N] in ``out_dtype``, and the normed rows bfloat16 [M, K], which are `rms_norm`'s to the bit.
+
+    Raises:
+        ValueError: wrong shape or dtype.
+    """
+    check_matrix(w)
+    check_array("x", x, (None, w.columns))
+    check_array("norm_weight", norm_weight, (w.columns,))
+    check_output_dtype(out_dtype)
+    rows = x.shape[0]
+    plan = norm_matmul_plan(rows, w.rows, w.columns)
+    if plan is None:
+        normed = rms_norm(x, norm_weight, eps)
+        return matmul(normed, w, out_dtype=out_dtype), normed
+    across, down = -(-w.rows // plan.columns), -(-rows // plan.rows)
+    out, normed = _SHORT_NORM_MATMUL(
+        [x, norm_weight, w.packed],
+        template={
+            "T": out_dtype,
+            "EPS": float(eps),
+            "PARTS": norm_simdgroups(w.columns),
+            **weight_template(w),
+            **plan.template(),
+        },
+        grid=(plan.threads * across, down, 1),
+        threadgroup=(plan.threads, 1, 1),
+        output_shapes=[(rows, w.rows), (rows, w.columns)],
+        output_dtypes=[out_dtype, mx.bfloat16],
+    )
+    return out, normed
 
 
 def embed(tokens: mx.array, w: QuantizedWeight) -> mx.array:

@@ -44,6 +44,14 @@ def norm_project(x: np.ndarray, norm_weight: np.ndarray, w: QuantizedWeight, eps
     return np.asarray(rms_norm(x, norm_weight, eps) @ dequantize(w).T)
 
 
+def norm_matmul(
+    x: np.ndarray, norm_weight: np.ndarray, w: QuantizedWeight, eps: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """rms_norm(x) @ w.T and rms_norm(x)."""
+    normed = rms_norm(x, norm_weight, eps)
+    return np.asarray(normed @ dequantize(w).T), normed
+
+
 def project_add(x: np.ndarray, w: QuantizedWeight, residual: np.ndarray) -> np.ndarray:
     """x @ w.T + residual."""
     return np.asarray(x @ dequantize(w).T + residual)

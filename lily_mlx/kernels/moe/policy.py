@@ -75,14 +75,14 @@ _TILES = (
 _MLP_TILES = (GroupedTile(8, 64, 64, 1, 4), GroupedTile(16, 64, 64, 1, 4), *_TILES)
 _CUDA_SHORT_GATE_UP = (
     ShortPlan(16, 1, 2, 2, 512),
-    ShortPlan(32, 1, 4, 1, 128, x_ahead=True),
-    ShortPlan(48, 1, 4, 1, 128, x_ahead=True),
+    ShortPlan(32, 1, 4, 1, 128, ahead=1, x_ahead=True),
+    ShortPlan(48, 1, 4, 1, 128, ahead=1, x_ahead=True),
 )
 _CUDA_SHORT_DOWN = (
     ShortPlan(16, 1, 4, 1, 512, ahead=4),
-    ShortPlan(32, 1, 4, 1, 128, x_ahead=True),
-    ShortPlan(48, 1, 4, 1, 128, x_ahead=True),
-    ShortPlan(64, 1, 8, 1, 128, x_ahead=True),
+    ShortPlan(32, 1, 4, 1, 128, ahead=1, x_ahead=True),
+    ShortPlan(48, 1, 4, 1, 128, ahead=1, x_ahead=True),
+    ShortPlan(64, 1, 8, 1, 128, ahead=1, x_ahead=True),
 )
 _CUDA_64, _CUDA_128 = GroupedTile(64, 64, 64, 1, 4), GroupedTile(128, 64, 32, 1, 4)
 _CUDA_GATE_UP = (_CUDA_64, GroupedTile(96, 64, 64, 1, 4), _CUDA_128)

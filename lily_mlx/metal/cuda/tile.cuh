@@ -236,14 +236,19 @@ __forceinline__ void round_operand(TileOperand<M, K>& operand, const Tile<M, K>&
 template <bool B_ROWS, int M, int N, int K>
 __forceinline__ void operand_product(Tile<M, N>& acc, const TileOperand<M, K>& a, const bfloat* b, int ldb) {
   constexpr int COLUMNS = N / 8;
-  static_assert(COLUMNS % 2 == 0, "a product with an operand in registers has a multiple of 16 columns");
   const bool aligned = (ldb & 7) == 0;
 #pragma unroll
   for (int k = 0; k < K / 16; ++k) {
 #pragma unroll
     for (int j = 0; j < COLUMNS; j += 2) {
       uint words[4], right[2][2];
-      if (B_ROWS) {
+      if (j + 1 == COLUMNS) {
+        if (B_ROWS) {
+          load_block<1, 2, false>(right[0], b + 8 * j * ldb + 16 * k, ldb, aligned);
+        } else {
+          load_block<2, 1, true>(right[0], b + 16 * k * ldb + 8 * j, ldb, aligned);
+        }
+      } else if (B_ROWS) {
         load_block<2, 2, false>(words, b + 8 * j * ldb + 16 * k, ldb, aligned);
         right[0][0] = words[0], right[0][1] = words[2], right[1][0] = words[1], right[1][1] = words[3];
       } else {
@@ -252,6 +257,7 @@ __forceinline__ void operand_product(Tile<M, N>& acc, const TileOperand<M, K>& a
       }
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
+        if (j + n >= COLUMNS) continue;
 #pragma unroll
         for (int i = 0; i < (M + 15) / 16; ++i) {
           float* upper = acc.values + 2 * (2 * i * COLUMNS + j + n);

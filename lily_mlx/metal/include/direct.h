@@ -19,7 +19,14 @@ inline int direct_place(int column) {
   return column / DIRECT_COLUMNS * DIRECT_COLUMNS + column % UNIT / 2 * 8 + column / UNIT % DIRECT_UNITS * 2 + column % 2;
 }
 
-// Piece `piece` of DEPTH columns of x [*, K] from column `first` on: 8 columns of one of the rows in x_rows; zeros beyond K.
+// Rows of x, as direct_product takes them: these three functions, here for rows of x [*, K] with the numbers in x_rows.
+// Another kind of rows has its own, see kernels/linear/norm_rows.h.
+
+// Called once by all threads before the first row is read; what it leaves is used after a barrier.
+template <int K, int TOKENS, int SIMDGROUPS>
+inline void direct_prepare(const device bfloat* x, const threadgroup uint* x_rows, int rows_valid, uint lane) {}
+
+// Piece `piece` of DEPTH columns from column `first` on: 8 columns of one of the rows; zeros beyond K.
 template <int K, int DEPTH>
 inline uint4 direct_piece(const device bfloat* x, const threadgroup uint* x_rows, int piece, int first) {
   const int column = first + piece % (DEPTH / 8) * 8;
@@ -27,6 +34,12 @@ inline uint4 direct_piece(const device bfloat* x, const threadgroup uint* x_rows
     return uint4(0u);
   }
   return ((const device uint4*)(x + size_t(x_rows[piece / (DEPTH / 8)]) * K))[column / 8];
+}
+
+// The values of a piece that are multiplied. Called once for each.
+template <int K, int DEPTH>
+inline uint4 direct_values(const threadgroup uint* x_rows, int piece, int first, uint4 values) {
+  return values;
 }
 
 // A piece to its place in a tile whose rows are DEPTH + 8 apart.
@@ -146,16 +159,17 @@ inline void direct_multiply(
 
 // acc = the bands times all of x [*, K], for the `rows_valid` rows of x in `x_rows`, at most TOKENS. Of every DEPTH
 // columns, which all threads of the threadgroup stage in `tile`, this simdgroup takes the slice-th of SIMD_K parts. Its
-// next AHEAD units of each row are on their way in registers, and where X_AHEAD also the threads' next pieces of x: that
-// pays where x has many rows. `weight_rows` rows of the matrix exist.
+// next AHEAD units of each row are on their way in registers: a part of its share of a stage, or all of some stages.
+// Where X_AHEAD also the threads' next pieces of x: that pays where x has many rows. `weight_rows` rows of the matrix
+// exist.
 template <
     int BITS, int GROUP, int K, int BANDS, int TOKENS, int DEPTH, int SIMD_K, int AHEAD, bool X_AHEAD, int THREADS,
-    int WIDTH, int COUNT>
+    int WIDTH, int COUNT, typename ROWS>
 inline void direct_product(
     thread Tile<16 * BANDS, WIDTH> (&acc)[COUNT],
     threadgroup bfloat* tile,
     const device bfloat* x,
-    const threadgroup uint* x_rows,
+    ROWS x_rows,
     int rows_valid,
     const thread DirectBand (&bands)[BANDS],
     int weight_rows,
@@ -164,6 +178,7 @@ inline void direct_product(
     int thread_id) {
   constexpr int BLOCKS = DEPTH / DIRECT_COLUMNS;
   constexpr int SHARE = BLOCKS / SIMD_K;
+  constexpr int STAGES = AHEAD > SHARE ? AHEAD / SHARE : 1; // written out, so that `ahead` stays in registers
   constexpr int PIECES = X_AHEAD ? (TOKENS * DEPTH / 8 + THREADS - 1) / THREADS : 1;
   const int pieces_valid = rows_valid * (DEPTH / 8);
   RowUnits<BITS, 2> ahead[AHEAD][BANDS];
@@ -187,38 +202,48 @@ inline void direct_product(
   for (int i = thread_id; i < (TOKENS - rows_valid) * (DEPTH + 8) / 8; i += THREADS) {
     ((threadgroup uint4*)tile)[rows_valid * (DEPTH + 8) / 8 + i] = uint4(0u);
   }
-  for (int start = 0; start < K; start += DEPTH) {
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (X_AHEAD) {
+  direct_prepare<K, TOKENS, THREADS / 32>(x, x_rows, rows_valid, lane);
+  for (int first_stage = 0; first_stage < K; first_stage += STAGES * DEPTH) {
 #pragma unroll
-      for (int i = 0; i < PIECES; ++i) {
-        if (thread_id + THREADS * i < pieces_valid) {
-          direct_put<DEPTH>(tile, thread_id + THREADS * i, pieces[i]);
+    for (int stage = 0; stage < STAGES; ++stage) {
+      const int start = first_stage + stage * DEPTH;
+      if (stage == 0 || start < K) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (X_AHEAD) {
+#pragma unroll
+          for (int i = 0; i < PIECES; ++i) {
+            const int piece = thread_id + THREADS * i;
+            if (piece < pieces_valid) {
+              direct_put<DEPTH>(tile, piece, direct_values<K, DEPTH>(x_rows, piece, start, pieces[i]));
+            }
+          }
+        } else {
+          for (int piece = thread_id; piece < pieces_valid; piece += THREADS) {
+            const uint4 values = direct_piece<K, DEPTH>(x, x_rows, piece, start);
+            direct_put<DEPTH>(tile, piece, direct_values<K, DEPTH>(x_rows, piece, start, values));
+          }
         }
-      }
-    } else {
-      for (int piece = thread_id; piece < pieces_valid; piece += THREADS) {
-        direct_put<DEPTH>(tile, piece, direct_piece<K, DEPTH>(x, x_rows, piece, start));
-      }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (X_AHEAD && start + DEPTH < K) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (X_AHEAD && start + DEPTH < K) {
 #pragma unroll
-      for (int i = 0; i < PIECES; ++i) {
-        const int piece = metal::min(thread_id + THREADS * i, pieces_valid - 1);
-        pieces[i] = direct_piece<K, DEPTH>(x, x_rows, piece, start + DEPTH);
-      }
-    }
-    const int first = start / DIRECT_COLUMNS + slice * SHARE;
+          for (int i = 0; i < PIECES; ++i) {
+            const int piece = metal::min(thread_id + THREADS * i, pieces_valid - 1);
+            pieces[i] = direct_piece<K, DEPTH>(x, x_rows, piece, start + DEPTH);
+          }
+        }
+        const int first = start / DIRECT_COLUMNS + slice * SHARE;
 #pragma unroll
-    for (int i = 0; i < SHARE; ++i) {
-      if (K % DEPTH == 0 || (first + i) * DIRECT_COLUMNS < K) {
-        direct_multiply<BITS, BANDS, WIDTH, COUNT>(
-            acc, ahead[i % AHEAD], tile + (slice * SHARE + i) * DIRECT_COLUMNS, DEPTH + 8, rows_valid);
-      }
-      const int next = first + (i + AHEAD) / SHARE * BLOCKS + (i + AHEAD) % SHARE;
-      if (next * DIRECT_COLUMNS < K) {
-        direct_load<BITS, GROUP, K, BANDS>(ahead[i % AHEAD], bands, weight_rows, next, lane);
+        for (int i = 0; i < SHARE; ++i) {
+          const int place = (stage * SHARE + i) % AHEAD;
+          if (K % DEPTH == 0 || (first + i) * DIRECT_COLUMNS < K) {
+            direct_multiply<BITS, BANDS, WIDTH, COUNT>(
+                acc, ahead[place], tile + (slice * SHARE + i) * DIRECT_COLUMNS, DEPTH + 8, rows_valid);
+          }
+          const int next = first + (i + AHEAD) / SHARE * BLOCKS + (i + AHEAD) % SHARE;
+          if (next * DIRECT_COLUMNS < K) {
+            direct_load<BITS, GROUP, K, BANDS>(ahead[place], bands, weight_rows, next, lane);
+          }
+        }
       }
     }
   }

@@ -23,11 +23,14 @@ PLANS = [
     ShortPlan(rows=16, bands=1, across=4, slices=1, depth=512, ahead=4),
     ShortPlan(rows=16, bands=2, across=2, slices=2, depth=512, ahead=2),
     ShortPlan(rows=16, bands=2, across=1, slices=4, depth=512, ahead=1),
+    ShortPlan(rows=16, bands=1, across=2, slices=2, depth=256, ahead=3),
     ShortPlan(rows=32, bands=1, across=4, slices=1, depth=128, ahead=1, x_ahead=True),
     ShortPlan(rows=64, bands=1, across=2, slices=1, depth=128, ahead=1, x_ahead=True),
 ]
 each_plan = pytest.mark.parametrize(
-    "plan", PLANS, ids=lambda p: f"{p.rows}-rows-{p.bands}-bands-{p.across}-across-{p.slices}-slices-{p.depth}-deep"
+    "plan",
+    PLANS,
+    ids=lambda p: f"{p.rows}-rows-{p.bands}-bands-{p.across}-across-{p.slices}-slices-{p.depth}-deep-{p.ahead}-ahead",
 )
 BOUNDARY = policy.DEVICES["cpu"].short.rows
 
@@ -95,14 +98,17 @@ def test_plans_cover_every_shape(device: str, monkeypatch: pytest.MonkeyPatch) -
     backend = "metal" if device == "apple" else device
     shorts = (*moe_policy.DEVICES[backend].short_gate_up, *moe_policy.DEVICES[backend].short_down)
     for depth in range(32, 8193, 32):
-        for plan in (policy.matmul_plan(1, 12352, depth), *(short.for_depth(depth) for short in shorts)):
+        plans = policy.matmul_plan(1, 12352, depth), policy.norm_matmul_plan(1, 257, depth)
+        for plan in (*plans, *(short.for_depth(depth) for short in shorts)):
             assert isinstance(plan, ShortPlan)
             assert plan.depth % (policy.SHORT_BLOCK * plan.slices) == 0
-            assert plan.depth // policy.SHORT_BLOCK // plan.slices % plan.ahead == 0
+            share = plan.depth // policy.SHORT_BLOCK // plan.slices
+            assert share % plan.ahead == 0 or plan.ahead % share == 0
+            assert plan.ahead <= share * -(-depth // plan.depth)
             assert plan.depth < depth + policy.SHORT_BLOCK
             assert plan.threads <= 512
-            assert 2 * plan.rows * (plan.depth + 8) <= 32768
-            assert 4 * plan.slices * 2 * plan.columns * (min(plan.rows, 16) + 1) <= 32768
+            assert 2 * plan.rows * (plan.depth + 8) + 4 * plan.rows <= 32768
+            assert 4 * plan.slices * 2 * plan.columns * (min(plan.rows, 16) + 1) + 4 * plan.rows <= 32768
     rows = policy.DEVICES[device].short.rows
     assert isinstance(policy.matmul_plan(rows, 12352, 2048), ShortPlan)
     assert isinstance(policy.matmul_plan(rows + 1, 12352, 2048), MatmulPlan)

@@ -1,4 +1,4 @@
-"""One decode step of several sequences as a list of kernel calls: 9 or 10 for each layer, however many sequences there are.
+"""One decode step of several sequences as a list of kernel calls: 9 or 10 for a layer, for any number of sequences.
 
 What is not a sequence's own goes through the kernels of short chunks, so that each weight is read once for all.
 """

@@ -12,6 +12,7 @@ from compare.full_size import configuration
 from compare.graph import Graph, trace
 from lily_mlx.engine import make_sampling
 from lily_mlx.metal import use_backend
+from lily_mlx.metal.check.texts import _batch
 from lily_mlx.model import (
     ModelConfig,
     Sampling,
@@ -124,9 +125,17 @@ def test_prefill_chunk_is_kernels_only(model, rows, length):
 
     with use_backend("metal", tracing=True):
         kernels = launches(trace(chunk, [*inputs, *arrays_of(state)]))
-    route = 1 if rows <= 64 else 3
+    route, mixer = (1, 3) if rows <= 64 else (3, 5)
     # The norm before a layer is part of the launch before it; the last layer works for the last row alone.
-    assert kernels.total() <= DELTANET_LAYERS * (5 + 5 + route) + ATTENTION_LAYERS * (7 + 5 + route) + 4
+    assert kernels.total() <= DELTANET_LAYERS * (mixer + 5 + route) + ATTENTION_LAYERS * (7 + 5 + route) + 4
+
+
+@pytest.mark.parametrize("sequences", [2, 24])
+def test_batched_step_is_376_kernels(model, sequences):
+    config, weights, _ = model
+    with use_backend("metal", tracing=True):
+        kernels = launches(trace(*_batch(config, weights, sequences, filtered=False)))
+    assert kernels.total() == DELTANET_LAYERS * (3 + 6) + ATTENTION_LAYERS * (4 + 6) + 6 == 376
 
 
 def grown(caches, capacity):

@@ -61,8 +61,8 @@ def short_columns(backend: str) -> Columns:
 def short_rows(backend: str) -> int:
     """Up to how many rows a chunk takes `short_chunk` instead of three launches.
 
-    A quarter of the threadgroups of `scan` or fewer walk through the rows: with few of them the launches that are
-    saved count for more. The value is reasoned for all backends, not measured.
+    A head's rows are walked through by one threadgroup, where `scan` has eight on a GPU. With few rows the two
+    launches that are saved, and what passes through memory between them, count for more. Reasoned, not measured.
     """
     return 64
 

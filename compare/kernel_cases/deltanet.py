@@ -1,4 +1,4 @@
-"""Gated DeltaNet kernels: one token, and the three launches of a chunk."""
+"""Gated DeltaNet kernels: one token, the three launches of a chunk, and the one launch of a short chunk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from mlx_lm.models.activations import precise_swiglu
 from mlx_lm.models.gated_delta import compute_g
 
 from lily_mlx.kernels import deltanet
-from lily_mlx.kernels.deltanet import reference
+from lily_mlx.kernels.deltanet import policy, reference
+from lily_mlx.metal import current_backend
 from lily_mlx.model import ModelConfig
 
 from ..state import STATE_DEVIATION
@@ -24,6 +25,11 @@ from .source import Source
 
 L2_EPS = 1e-6
 SAMPLED_ROWS = 32
+
+
+def is_short(rows: int) -> bool:
+    """Whether the model takes `deltanet.short_chunk` for a chunk of so many rows."""
+    return rows <= policy.short_rows(current_backend())
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,13 @@ class _DeltaNet(Case):
         decay = compute_g(inputs["a_log"], inputs["a"], inputs["dt_bias"])
         return [q, k, v, decay, mx.sigmoid(inputs["b"]), conv_state]
 
+    def norm_chain(self, operations: Operations, y: mx.array, inputs: Inputs) -> mx.array:
+        """The gated norm of y [M, Hv * Dv]."""
+        s = self.config.deltanet
+        heads = y.reshape(y.shape[0], s.value_heads, s.value_dim)
+        normed = operations.rms_norm(heads, inputs["norm"], self.config.norm_eps)
+        return precise_swiglu(heads, inputs["z"].reshape(heads.shape), normed).reshape(y.shape)
+
 
 @dataclass(frozen=True)
 class Step(_DeltaNet):
@@ -142,6 +155,11 @@ class _Chunk(_DeltaNet):
     rows: int
 
     phase: ClassVar[Literal["decode", "prefill"]] = "prefill"
+
+    @property
+    def calls_per_step(self) -> int:
+        """A short chunk takes one launch in place of these."""
+        return 0 if is_short(self.rows) else self.deltanet_layers
 
     @property
     def shape(self) -> dict[str, int]:
@@ -290,10 +308,7 @@ class GatedNorm(_Chunk):
         return [deltanet.gated_norm(inputs["y"], inputs["proj"], inputs["norm"], s, self.config.norm_eps)]
 
     def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
-        s = self.config.deltanet
-        heads = inputs["y"].reshape(self.rows, s.value_heads, s.value_dim)
-        normed = operations.rms_norm(heads, inputs["norm"], self.config.norm_eps)
-        return [precise_swiglu(heads, inputs["z"].reshape(heads.shape), normed).reshape(self.rows, -1)]
+        return [self.norm_chain(operations, inputs["y"], inputs)]
 
     def links(self, arm: str, outputs: Outputs) -> Inputs:
         return {"y": outputs[0]}
@@ -310,10 +325,59 @@ class GatedNorm(_Chunk):
         return [error("out", outputs[0][rows], want)]
 
 
+@dataclass(frozen=True)
+class ShortChunk(_Chunk):
+    """`deltanet.short_chunk`: from the projection of a short chunk to its gated norm."""
+
+    @property
+    def name(self) -> str:
+        return f"deltanet.short_chunk.{self.rows}"
+
+    @property
+    def calls_per_step(self) -> int:
+        return self.deltanet_layers
+
+    @property
+    def bytes(self) -> int:
+        s = self.config.deltanet
+        convolution = 2 * s.channels * (2 * (s.conv_kernel - 1) + s.conv_kernel)
+        return 2 * self.state_bytes + convolution + 2 * self.rows * (s.projection_width + self.value_width)
+
+    def varying(self, source: Source, fixed: Inputs) -> Inputs:
+        s, inputs = self.config.deltanet, self.layer_inputs(source, self.rows)
+        z = mx.contiguous(inputs["proj"][:, s.z_offset : s.b_offset])
+        return inputs | {"z": z, "norm": source.gain(s.value_dim)}
+
+    def ours(self, inputs: Inputs) -> Outputs:
+        arguments = [inputs[name] for name in self._ARGUMENTS]
+        return list(deltanet.short_chunk(*arguments, self.config.deltanet, self.config.norm_eps))
+
+    def chain(self, operations: Operations, inputs: Inputs) -> Outputs:
+        q, k, v, decay, beta, conv_state = self.prepare_chain(operations, inputs)
+        y, state = self.gated_delta_chain(operations.gated_delta, inputs, q, k, v, decay, beta)
+        return [self.norm_chain(operations, y, inputs), conv_state[0], state]
+
+    def links(self, arm: str, outputs: Outputs) -> Inputs:
+        return {"conv_state": outputs[1]}  # not the state, which has to come from memory
+
+    def errors(self, arm: str, inputs: Inputs, outputs: Outputs) -> list[Error]:
+        arguments: list[Any] = [to_float64(inputs[name]) for name in self._ARGUMENTS]
+        out, conv_state, state = reference.short_chunk(*arguments, self.config.deltanet, self.config.norm_eps)
+        return [
+            error("out", outputs[0], out),
+            error("conv_state", outputs[1], conv_state),
+            error("state", outputs[2], state, limit=BFLOAT16_LIMIT),
+        ]
+
+    _ARGUMENTS: ClassVar = ("proj", "conv_state", "state", "conv_weight", "a_log", "dt_bias", "norm")
+
+
 def cases(config: ModelConfig, rows: tuple[int, ...]) -> Iterator[Case]:
     """The cases of the family; `rows` are the chunk sizes."""
     yield Step(config)
     for count in rows:
+        if is_short(count):
+            yield ShortChunk(config, count)
         yield Prepare(config, count)
         yield Scan(config, count)
         yield GatedNorm(config, count)

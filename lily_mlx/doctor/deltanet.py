@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from lily_mlx.fallback import kernel
-from lily_mlx.kernels.deltanet import DeltaNetShape, reference
+from lily_mlx.kernels.deltanet import DeltaNetShape, policy, reference
+from lily_mlx.metal import current_backend
 
 from .check import FLOAT32, Check, Output, close, equal
 from .inputs import Source, expected, to_float64
@@ -23,6 +24,8 @@ def checks(sizes: Sizes) -> Iterator[Check]:
     yield Check("deltanet.step", label, lambda: _step(shape))
     yield Check("deltanet.batch_step", f"3 sequences, {label}", lambda: _batch_step(shape, 3))
     for rows in sizes.rows:
+        if rows <= policy.short_rows(current_backend()):
+            yield Check("deltanet.short_chunk", f"{rows} rows, {label}", lambda r=rows: _short_chunk(shape, r))  # type: ignore[misc]
         yield Check("deltanet.prepare", f"{rows} rows, {label}", lambda r=rows: _prepare(shape, r))  # type: ignore[misc]
         yield Check("deltanet.gated_norm", f"{rows} rows, {label}", lambda r=rows: _gated_norm(shape, r))  # type: ignore[misc]
         yield Check("deltanet.scan", f"{rows} rows, {label}", lambda r=rows: _scan(shape, r))  # type: ignore[misc]
@@ -54,14 +57,28 @@ def _step(shape: DeltaNetShape) -> list[Output]:
 def _batch_step(shape: DeltaNetShape, sequences: int) -> list[Output]:
     source = Source("batch_step")
     proj, (_, *layer) = source.normal(sequences, shape.projection_width), _layer(source, shape)
+    layer = [*layer, source.gain(shape.value_dim)]
     windows = source.normal(sequences, shape.conv_kernel - 1, shape.channels)
     states = mx.stack([_state(source, shape) for _ in range(sequences)])
-    y, next_windows, next_states = kernel("deltanet.batch_step")(proj, windows, states, *layer, shape)
-    want = expected(reference.batch_step, proj, windows, states, *layer, shape)
+    out, next_windows, next_states = kernel("deltanet.batch_step")(proj, windows, states, *layer, shape, EPS)
+    want = expected(reference.batch_step, proj, windows, states, *layer, shape, EPS)
     return [
-        close("y", y, want[0]),
+        close("out", out, want[0]),
         equal("conv_state", next_windows, want[1]),
         close("state", next_states, want[2], 1e-2),
+    ]
+
+
+def _short_chunk(shape: DeltaNetShape, rows: int) -> list[Output]:
+    source = Source(f"short_chunk {rows}")
+    proj, (conv, *layer) = source.normal(rows, shape.projection_width), _layer(source, shape)
+    layer, state = [*layer, source.gain(shape.value_dim)], _state(source, shape)
+    out, next_conv, next_state = kernel("deltanet.short_chunk")(proj, conv, state, *layer, shape, EPS)
+    want = expected(reference.short_chunk, proj, conv, state, *layer, shape, EPS)
+    return [
+        close("out", out, want[0]),
+        equal("conv_state", next_conv, want[1]),
+        close("state", next_state, want[2], 1e-2),
     ]
 
 

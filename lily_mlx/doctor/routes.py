@@ -71,6 +71,9 @@ def routes(sizes: Sizes) -> Iterator[Route]:
             arguments = (rows * sizes.attention.group, sizes.attention.kv_heads, capacity, backend == "cuda")
             yield _route("attention.prefill_attention", shape, attention.prefill_plan, *arguments)
     yield _route("deltanet.scan", "any chunk", deltanet.scan_columns, backend)
+    yield _route("deltanet.short_chunk", "most rows", deltanet.short_rows, backend)
+    yield _route("deltanet.short_chunk", "any chunk", deltanet.short_columns, backend)
+    yield _route("deltanet.batch_step", "any batch", deltanet.short_columns, backend)
 
 
 def _route(function: str, shape: str, rule: Callable[..., Any], *arguments: Any) -> Route:

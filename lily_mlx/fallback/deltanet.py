@@ -8,7 +8,7 @@ from lily_mlx.kernels.deltanet import DeltaNetShape
 
 from . import linear
 
-__all__ = ["batch_step", "gated_norm", "prepare", "scan", "step"]
+__all__ = ["batch_step", "gated_norm", "prepare", "scan", "short_chunk", "step"]
 
 _L2_EPS = 1e-6
 
@@ -27,23 +27,6 @@ def step(
     q, k, v, decay, beta, conv_state = prepare(proj, conv_state, conv_weight, a_log, dt_bias, shape)
     y, state = scan(q, k, v, decay, beta, state, shape)
     return y, conv_state, state
-
-
-def batch_step(
-    proj: mx.array,
-    conv_state: mx.array,
-    state: mx.array,
-    conv_weight: mx.array,
-    a_log: mx.array,
-    dt_bias: mx.array,
-    shape: DeltaNetShape,
-    columns: object = None,
-) -> tuple[mx.array, mx.array, mx.array]:
-    """One token of each sequence, one after another. `columns` has no effect."""
-    layer = conv_weight, a_log, dt_bias, shape
-    parts = [step(proj[b : b + 1], conv_state[b], state[b], *layer) for b in range(proj.shape[0])]
-    y, windows, states = zip(*parts, strict=True)
-    return mx.concatenate(y), mx.stack(windows), mx.stack(states)
 
 
 def prepare(
@@ -98,6 +81,43 @@ def scan(
 def gated_norm(y: mx.array, proj: mx.array, norm_weight: mx.array, shape: DeltaNetShape, eps: float) -> mx.array:
     """RMSNorm over each value head, times its weight, times silu(z)."""
     return linear.gated_norm(y, proj[:, shape.z_offset : shape.b_offset], norm_weight, eps)
+
+
+def short_chunk(
+    proj: mx.array,
+    conv_state: mx.array,
+    state: mx.array,
+    conv_weight: mx.array,
+    a_log: mx.array,
+    dt_bias: mx.array,
+    norm_weight: mx.array,
+    shape: DeltaNetShape,
+    eps: float,
+    columns: object = None,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """The gated norm of M rows, the next conv_state and the next state. `columns` has no effect."""
+    q, k, v, decay, beta, conv_state = prepare(proj, conv_state, conv_weight, a_log, dt_bias, shape)
+    y, state = scan(q, k, v, decay, beta, state, shape)
+    return gated_norm(y, proj, norm_weight, shape, eps), conv_state, state
+
+
+def batch_step(
+    proj: mx.array,
+    conv_state: mx.array,
+    state: mx.array,
+    conv_weight: mx.array,
+    a_log: mx.array,
+    dt_bias: mx.array,
+    norm_weight: mx.array,
+    shape: DeltaNetShape,
+    eps: float,
+    columns: object = None,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """One token of each sequence, one after another. `columns` has no effect."""
+    layer = conv_weight, a_log, dt_bias, norm_weight, shape, eps
+    parts = [short_chunk(proj[b : b + 1], conv_state[b], state[b], *layer) for b in range(proj.shape[0])]
+    out, windows, states = zip(*parts, strict=True)
+    return mx.concatenate(out), mx.stack(windows), mx.stack(states)
 
 
 def _unit(x: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""One decode step of several sequences as a list of kernel calls: 9 for each layer, however many sequences there are.
+"""One decode step of several sequences as a list of kernel calls: 8 or 9 for a layer, for any number of sequences.
 
 What is not a sequence's own goes through the kernels of short chunks, so that each weight is read once for all.
 """
@@ -131,13 +131,19 @@ def batch_step(
 def deltanet_rows(
     weights: DeltaNetWeights, config: ModelConfig, x: mx.array, normed: mx.array, memory: DeltaNetCache
 ) -> tuple[mx.array, DeltaNetCache]:
-    """Gated DeltaNet of one token of each sequence, with its residual: x bfloat16 [B, H] to the same. 4 launches."""
-    shape, eps = config.deltanet, config.norm_eps
+    """Gated DeltaNet of one token of each sequence, with its residual: x bfloat16 [B, H] to the same. 3 launches."""
     proj = deltanet_projection(weights, normed)
     y, conv, state = deltanet.batch_step(
-        proj, memory.conv, memory.state, weights.conv, weights.a_log, weights.dt_bias, shape
+        proj,
+        memory.conv,
+        memory.state,
+        weights.conv,
+        weights.a_log,
+        weights.dt_bias,
+        weights.out_norm,
+        config.deltanet,
+        config.norm_eps,
     )
-    y = deltanet.gated_norm(y, proj, weights.out_norm, shape, eps)
     return matmul(y, weights.out_proj, residual=x), DeltaNetCache(conv, state)
 
 

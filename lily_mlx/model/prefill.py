@@ -6,9 +6,11 @@ import mlx.core as mx
 
 from lily_mlx.kernels import attention, deltanet
 from lily_mlx.kernels.attention import KVCache
+from lily_mlx.kernels.deltanet import policy as deltanet_policy
 from lily_mlx.kernels.linear import embed, gated_norm_project_add, matmul, norm_matmul, project_add, rms_norm
 from lily_mlx.kernels.mlp import gate_up_chunk
 from lily_mlx.kernels.moe import Routing, combine, combine_norm, grouped_down, grouped_gate_up, route
+from lily_mlx.metal import current_backend
 
 from .cache import DeltaNetCache, LayerCache
 from .choice import Sampling, choose
@@ -125,10 +127,27 @@ def deltanet_chunk(
 ) -> tuple[mx.array, DeltaNetCache]:
     """Gated DeltaNet with its residual: x bfloat16 [M, H] to the same, or to its last row.
 
-    ``normed`` is the layer's norm of x where it is known already.
+    ``normed`` is the layer's norm of x where it is known already. 3 launches for few rows, else 5; one less for the
+    last row of many, one more for the norm and two more where b and a stand apart.
     """
     shape, eps = config.deltanet, config.norm_eps
     proj = deltanet_projection(weights, rms_norm(x, weights.in_norm, eps) if normed is None else normed)
+    if x.shape[0] <= deltanet_policy.short_rows(current_backend()):
+        y, conv, state = deltanet.short_chunk(
+            proj,
+            cache.conv,
+            cache.state,
+            weights.conv,
+            weights.a_log,
+            weights.dt_bias,
+            weights.out_norm,
+            shape,
+            eps,
+        )
+        new_cache = DeltaNetCache(conv, state)
+        if last_only:
+            return project_add(y[-1:], weights.out_proj, x[-1:]), new_cache
+        return matmul(y, weights.out_proj, residual=x), new_cache
     q, k, v, decay, beta, conv = deltanet.prepare(proj, cache.conv, weights.conv, weights.a_log, weights.dt_bias, shape)
     y, state = deltanet.scan(q, k, v, decay, beta, cache.state, shape)
     new_cache = DeltaNetCache(conv, state)

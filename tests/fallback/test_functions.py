@@ -24,7 +24,7 @@ from lily_mlx.kernels.sampling import reference as sampling_reference
 from tests.kernels.attention import layer
 from tests.kernels.attention.test_batch import Batch
 from tests.kernels.deltanet.layer import arrays, random_layer
-from tests.kernels.deltanet.test_batch_step import batch_of
+from tests.kernels.deltanet.test_short import batch_of, chunk
 from tests.kernels.moe.experts import FORMATS, UNIFORM, Format, make_experts
 from tests.kernels.moe.test_prefill import reference_routing
 from tests.kernels.sampling.test_batch import GROUPS, Rows
@@ -160,11 +160,19 @@ class TestDeltaNet:
             assert_close(name, ours, theirs, 1e-2)
 
     def test_batch_step(self):
-        data, windows, states = batch_of(5, (1, 2), 3)
-        layer = data.convolution[1:]
-        got = deltanet.batch_step(data.proj, windows, states, *layer, data.shape)
-        want = deltanet_reference.batch_step(*arrays(data.proj, windows, states, *layer), data.shape)
-        for name, ours, theirs in zip(("y", "windows", "states"), got, want, strict=True):
+        data, windows, states, gain = batch_of(5, (1, 2), 3)
+        layer = *data.convolution[1:], gain
+        got = deltanet.batch_step(data.proj, windows, states, *layer, data.shape, EPS)
+        want = deltanet_reference.batch_step(*arrays(data.proj, windows, states, *layer), data.shape, EPS)
+        for name, ours, theirs in zip(("out", "windows", "states"), got, want, strict=True):
+            assert_close(name, ours, theirs, 1e-2)
+
+    def test_short_chunk(self):
+        data, gain = chunk(6, (1, 2), 17)
+        arguments = data.proj, data.conv_state, data.state, *data.convolution[1:], gain
+        got = deltanet.short_chunk(*arguments, data.shape, EPS)
+        want = deltanet_reference.short_chunk(*arrays(*arguments), data.shape, EPS)
+        for name, ours, theirs in zip(("out", "window", "state"), got, want, strict=True):
             assert_close(name, ours, theirs, 1e-2)
 
     def test_gated_norm(self):

@@ -34,6 +34,8 @@ _ALL_SPLITS = (
     ),
 )
 splits = choice(_SPLITS, _ALL_SPLITS)
+# Those that give all columns of a head to one threadgroup.
+_HEAD_SPLITS = (Columns(1, 1, 4), Columns(8, 2, 16), Columns(8, 4, 8), Columns(4, 2, 8))
 
 
 def state_of(generator: np.random.Generator, kind: str, shape: deltanet.DeltaNetShape) -> mx.array:
@@ -139,3 +141,30 @@ def test_gated_norm(heads, rows, scale, float_norm, offset, seed):
     proj = placed(bf16(proj), offset)
     got = deltanet.gated_norm(y, proj, gain, shape, EPS)
     assert_near("out", got, reference.gated_norm(*arrays(y, proj, gain), shape, EPS), 5e-3)
+
+
+@fuzz(
+    8,
+    heads=heads,
+    rows=st.integers(1, 40),
+    state=states,
+    split=choice(_HEAD_SPLITS, _HEAD_SPLITS),
+    extreme=st.booleans(),
+    scale=scales(),
+    float_norm=st.booleans(),
+    offset=offsets(),
+    seed=seeds(),
+)
+def test_short_chunk(heads, rows, state, split, extreme, scale, float_norm, offset, seed):
+    """The bits of `prepare`, `scan` and `gated_norm`."""
+    generator, shape = np.random.default_rng(seed), shape_of(heads)
+    proj = placed(bf16(scale * generator.standard_normal((rows, shape.projection_width))), offset)
+    start, layer = state_of(generator, state, shape), convolution(generator, shape, extreme)
+    gain = float32(generator.uniform(0.5, 1.5, shape.value_dim))
+    gain = gain if float_norm else gain.astype(mx.bfloat16)
+    got = deltanet.short_chunk(proj, layer[0], start, *layer[1:], gain, shape, EPS, split)
+    *prepared, window = deltanet.prepare(proj, *layer, shape)
+    y, last = deltanet.scan(*prepared, start, shape, Columns(split.lanes, 1, 1))
+    want = deltanet.gated_norm(y, proj, gain, shape, EPS), window, last
+    for name, ours, theirs in zip(("out", "conv_state", "state"), got, want, strict=True):
+        assert same_bits(ours, theirs), name

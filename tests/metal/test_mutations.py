@@ -134,7 +134,6 @@ class Mutation:
 COMBINE = "kernels/attention/combine.metal"
 RMS_NORM = "kernels/linear/rms_norm.metal"
 EMBED = "kernels/linear/embed.metal"
-GATED_NORM = "kernels/deltanet/gated_norm.metal"
 DELTANET = "kernels/deltanet/deltanet.h"
 REDUCE = "metal/include/reduce.h"
 
@@ -177,7 +176,7 @@ COMPARED = {
     ),
     "wrong constant": Mutation("embed", "metal/include/quantized.h", r"1 << \(23 - POSITION\)", "1 << (22 - POSITION)"),
     "missing epsilon": Mutation("rms_norm", RMS_NORM, r" \+ EPS\)", ")"),
-    "wrong gate": Mutation("gated_norm", GATED_NORM, r"silu\((gate\[i\])\)", r"\1"),
+    "wrong gate": Mutation("gated_norm", DELTANET, r"silu\((gate\[i\])\)", r"\1"),
     "wrong group of scales": Mutation("embed", EMBED, r" \+ unit / \(GROUP / UNIT\)", ""),
     "wrong sign": Mutation("combine", COMBINE, r"metal::exp\(-gate\)", "metal::exp(gate)"),
 }

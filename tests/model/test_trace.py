@@ -12,6 +12,7 @@ from compare.full_size import configuration
 from compare.graph import Graph, trace
 from lily_mlx.engine import make_sampling
 from lily_mlx.metal import use_backend
+from lily_mlx.metal.check.texts import _batch
 from lily_mlx.model import (
     ModelConfig,
     Sampling,
@@ -124,10 +125,18 @@ def test_prefill_chunk_is_kernels_only(model, rows, length):
 
     with use_backend("metal", tracing=True):
         kernels = launches(trace(chunk, [*inputs, *arrays_of(state)]))
-    # Few rows: the router's norm and product are one launch, and the routing is one and not three.
-    experts = 1 + 1 + 3 if rows <= 64 else 2 + 3 + 3
+    # Few rows: one launch for the router's norm and product, one for the routing, one between DeltaNet's projections.
+    mixer, experts = (3, 1 + 1 + 3) if rows <= 64 else (5, 2 + 3 + 3)
     # The norm before a layer is part of the launch before it; the last layer works for the last row alone.
-    assert kernels.total() <= DELTANET_LAYERS * (5 + experts) + ATTENTION_LAYERS * (7 + experts) + 4
+    assert kernels.total() <= DELTANET_LAYERS * (mixer + experts) + ATTENTION_LAYERS * (7 + experts) + 4
+
+
+@pytest.mark.parametrize("sequences", [2, 24])
+def test_batched_step_is_336_kernels(model, sequences):
+    config, weights, _ = model
+    with use_backend("metal", tracing=True):
+        kernels = launches(trace(*_batch(config, weights, sequences, filtered=False)))
+    assert kernels.total() == DELTANET_LAYERS * (3 + 5) + ATTENTION_LAYERS * (4 + 5) + 6 == 336
 
 
 def grown(caches, capacity):

@@ -46,3 +46,9 @@ def check_gates(where: str, conv_weight: mx.array, a_log: mx.array, dt_bias: mx.
 def check_state(where: str, state: mx.array, shape: DeltaNetShape) -> None:
     """Checks the delta rule's state."""
     check_array(where, "state", state, (shape.value_heads, shape.value_dim, shape.key_dim), mx.float32)
+
+
+def check_norm(where: str, norm_weight: mx.array, shape: DeltaNetShape) -> None:
+    """Checks the gated norm's weight."""
+    dtype = mx.float32 if norm_weight.dtype == mx.float32 else mx.bfloat16
+    check_array(where, "norm_weight", norm_weight, (shape.value_dim,), dtype)

@@ -1,4 +1,4 @@
-"""One token of one sequence or of several through a Gated DeltaNet layer, between its projections: one launch."""
+"""One token through a Gated DeltaNet layer, between its projections: one launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lily_mlx.kernels.checks import check_array
 from lily_mlx.metal import Kernel, current_backend
 
 from . import policy
-from .checks import check_convolution, check_gates, check_rows, check_state
+from .checks import check_convolution, check_state
 from .shape import DeltaNetShape
 from .template import layer_template
 
@@ -55,52 +55,7 @@ def step(
     check_array("deltanet.step", "proj", proj, (1, shape.projection_width), mx.bfloat16)
     check_convolution("deltanet.step", conv_state, conv_weight, a_log, dt_bias, shape)
     check_state("deltanet.step", state, shape)
-    return _launch(proj, conv_state, state, conv_weight, a_log, dt_bias, shape, columns)
-
-
-def batch_step(
-    proj: mx.array,
-    conv_state: mx.array,
-    state: mx.array,
-    conv_weight: mx.array,
-    a_log: mx.array,
-    dt_bias: mx.array,
-    shape: DeltaNetShape,
-    columns: policy.Columns | None = None,
-) -> tuple[mx.array, mx.array, mx.array]:
-    """`step` of B sequences in one launch. Each has the bits that it would have alone.
-
-    Args:
-        proj: bfloat16 [B, P], the joined projection, a row for each sequence.
-        conv_state: bfloat16 [B, 3, C], the convolutions' last inputs, oldest first.
-        state: float32 [B, Hv, Dv, Dk], the delta rule's states.
-        conv_weight, a_log, dt_bias, shape, columns: see `step`.
-
-    Returns:
-        y bfloat16 [B, Hv * Dv]; the next conv_state and state, new arrays.
-
-    Raises:
-        ValueError: wrong shape or dtype.
-    """
-    where = "deltanet.batch_step"
-    rows = check_rows(where, "proj", proj, (shape.projection_width,), mx.bfloat16)
-    check_gates(where, conv_weight, a_log, dt_bias, shape)
-    check_array(where, "conv_state", conv_state, (rows, shape.conv_kernel - 1, shape.channels), mx.bfloat16)
-    check_array(where, "state", state, (rows, shape.value_heads, shape.value_dim, shape.key_dim), mx.float32)
-    return _launch(proj, conv_state, state, conv_weight, a_log, dt_bias, shape, columns)
-
-
-def _launch(
-    proj: mx.array,
-    conv_state: mx.array,
-    state: mx.array,
-    conv_weight: mx.array,
-    a_log: mx.array,
-    dt_bias: mx.array,
-    shape: DeltaNetShape,
-    columns: policy.Columns | None,
-) -> tuple[mx.array, mx.array, mx.array]:
-    rows, split = proj.shape[0], columns or policy.step_columns(current_backend())
+    split = columns or policy.step_columns(current_backend())
     y, next_conv_state, next_state = _STEP(
         [proj, conv_state, state, conv_weight, a_log, dt_bias],
         template={
@@ -111,9 +66,9 @@ def _launch(
             "COLUMNS": split.columns,
             "SIMDGROUPS": split.simdgroups,
         },
-        grid=(32 * split.simdgroups * (shape.value_dim // split.part), shape.value_heads, rows),
+        grid=(32 * split.simdgroups * (shape.value_dim // split.part), shape.value_heads, 1),
         threadgroup=(32 * split.simdgroups, 1, 1),
-        output_shapes=[(rows, shape.value_heads * shape.value_dim), conv_state.shape, state.shape],
+        output_shapes=[(1, shape.value_heads * shape.value_dim), conv_state.shape, state.shape],
         output_dtypes=[mx.bfloat16, mx.bfloat16, mx.float32],
     )
     return y, next_conv_state, next_state

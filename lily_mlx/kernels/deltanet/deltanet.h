@@ -25,50 +25,42 @@ inline float round_to_bfloat(float value) {
   return as_type<float>(bfloat_bits(value) << 16);
 }
 
-// Four values. Rows of the projection start at a multiple of 8 bytes only if ALIGNED, else of 4.
-template <bool ALIGNED>
-inline void load_four(const device bfloat* source, thread float* values) {
-  uint2 packed;
-  if (ALIGNED) {
-    packed = *(const device uint2*)source;
-  } else {
-    packed = uint2(((const device uint*)source)[0], ((const device uint*)source)[1]);
-  }
+inline void unpack_four_bfloats(uint2 packed, thread float* values) {
   values[0] = low_bfloat(packed.x);
   values[1] = high_bfloat(packed.x);
   values[2] = low_bfloat(packed.y);
   values[3] = high_bfloat(packed.y);
+}
+
+inline void unpack_eight_bfloats(uint4 packed, thread float* values) {
+  unpack_four_bfloats(uint2(packed.x, packed.y), values);
+  unpack_four_bfloats(uint2(packed.z, packed.w), values + 4);
+}
+
+// Four values, rounded.
+inline uint2 pack_four_bfloats(const thread float* values) {
+  const uint low = bfloat_bits(values[0]) | (bfloat_bits(values[1]) << 16);
+  const uint high = bfloat_bits(values[2]) | (bfloat_bits(values[3]) << 16);
+  return uint2(low, high);
+}
+
+// Four values. Rows of the projection start at a multiple of 8 bytes only if ALIGNED, else of 4.
+template <bool ALIGNED>
+inline uint2 load_four_packed(const device bfloat* source) {
+  if (ALIGNED) {
+    return *(const device uint2*)source;
+  }
+  return uint2(((const device uint*)source)[0], ((const device uint*)source)[1]);
+}
+
+template <bool ALIGNED>
+inline void load_four(const device bfloat* source, thread float* values) {
+  unpack_four_bfloats(load_four_packed<ALIGNED>(source), values);
 }
 
 // Four values, rounded, to an address that is a multiple of 8 bytes.
 inline void store_four(device bfloat* target, const thread float* values) {
-  const uint low = bfloat_bits(values[0]) | (bfloat_bits(values[1]) << 16);
-  const uint high = bfloat_bits(values[2]) | (bfloat_bits(values[3]) << 16);
-  *(device uint2*)target = uint2(low, high);
-}
-
-inline void unpack_eight_bfloats(uint4 packed, thread float* values) {
-  values[0] = low_bfloat(packed.x);
-  values[1] = high_bfloat(packed.x);
-  values[2] = low_bfloat(packed.y);
-  values[3] = high_bfloat(packed.y);
-  values[4] = low_bfloat(packed.z);
-  values[5] = high_bfloat(packed.z);
-  values[6] = low_bfloat(packed.w);
-  values[7] = high_bfloat(packed.w);
-}
-
-// Four floats of one row of the state, from or to a multiple of 16 bytes.
-inline void load_state(const device float* source, thread float* values) {
-  const float4 packed = *(const device float4*)source;
-  values[0] = packed.x;
-  values[1] = packed.y;
-  values[2] = packed.z;
-  values[3] = packed.w;
-}
-
-inline void store_state(device float* target, const thread float* values) {
-  *(device float4*)target = float4(values[0], values[1], values[2], values[3]);
+  *(device uint2*)target = pack_four_bfloats(values);
 }
 
 // ---- activations and gates -----------------------------------------------------------------------------
@@ -95,6 +87,30 @@ inline float decay_gate(float a, float a_log, float dt_bias) {
   return metal::exp(-metal::exp(a_log) * softplus(a + dt_bias));
 }
 
+// ---- convolution and norms -----------------------------------------------------------------------------
+
+// Input `row` of the convolution. The rows before a chunk, -1 to 1 - CONV, are in the window that it starts with.
+template <int CONV, int CHANNELS, int WIDTH>
+inline const device bfloat* input_row(const device bfloat* proj, const device bfloat* conv_state, int row) {
+  return row < 0 ? conv_state + (row + CONV - 1) * CHANNELS : proj + size_t(row) * WIDTH;
+}
+
+// Causal convolution with SiLU of COUNT neighbouring channels, whose CONV newest inputs are the window.
+template <int CONV, int COUNT>
+inline void convolve(
+    const thread float (&weight)[CONV][COUNT], const thread float (&window)[CONV][COUNT],
+    thread float (&value)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int tap = 0; tap < CONV; ++tap) {
+      sum = metal::fma(weight[tap][i], window[tap][i], sum);
+    }
+    value[i] = silu(sum);
+  }
+}
+
 // 1 / |x| for a vector spread over a simdgroup, COUNT values in each lane. Called by whole simdgroups.
 template <int COUNT>
 inline float inverse_length(const thread float* values) {
@@ -115,7 +131,68 @@ inline void scale_and_round(thread float* values, float factor) {
   }
 }
 
+// RMSNorm of a vector spread over a simdgroup, COUNT values in each lane, times its weight and silu(gate).
+template <int COUNT>
+inline void norm_and_gate(
+    thread float (&values)[COUNT], const thread float (&weight)[COUNT], const thread float (&gate)[COUNT], float eps) {
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    squares = metal::fma(values[i], values[i], squares);
+  }
+  const float inverse = metal::precise::rsqrt(simd_sum(squares) / float(32 * COUNT) + eps);
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    values[i] = values[i] * inverse * weight[i] * silu(gate[i]);
+  }
+}
+
 // ---- the delta rule ------------------------------------------------------------------------------------
+
+// A lane's part of COLUMNS columns of a head's state: the LANES lanes of a column take pieces of PIECE keys in turn.
+// A column is a row of DK floats in memory; `state` is where the first one starts.
+template <int PIECE, int LANES, int DK, int KEYS, int COLUMNS>
+inline void load_columns(const device float* state, int lane_in_group, thread float (&columns)[COLUMNS][KEYS]) {
+#pragma unroll
+  for (int c = 0; c < COLUMNS; ++c) {
+#pragma unroll
+    for (int i = 0; i < KEYS; i += 4) {
+      const int key = (i / PIECE * LANES + lane_in_group) * PIECE + i % PIECE;
+      const float4 packed = *(const device float4*)(state + c * DK + key);
+      columns[c][i] = packed.x;
+      columns[c][i + 1] = packed.y;
+      columns[c][i + 2] = packed.z;
+      columns[c][i + 3] = packed.w;
+    }
+  }
+}
+
+template <int PIECE, int LANES, int DK, int KEYS, int COLUMNS>
+inline void store_columns(device float* state, int lane_in_group, const thread float (&columns)[COLUMNS][KEYS]) {
+#pragma unroll
+  for (int c = 0; c < COLUMNS; ++c) {
+#pragma unroll
+    for (int i = 0; i < KEYS; i += 4) {
+      const int key = (i / PIECE * LANES + lane_in_group) * PIECE + i % PIECE;
+      *(device float4*)(state + c * DK + key) =
+          float4(columns[c][i], columns[c][i + 1], columns[c][i + 2], columns[c][i + 3]);
+    }
+  }
+}
+
+// The same keys of a query or key in threadgroup memory. PIECE is 4 or 8.
+template <int PIECE, int LANES, int KEYS>
+inline void load_keys(const threadgroup uint4* vector, int lane_in_group, thread float (&keys)[KEYS]) {
+#pragma unroll
+  for (int i = 0; i < KEYS; i += PIECE) {
+    const int piece = i / PIECE * LANES + lane_in_group;
+    if (PIECE == 8) {
+      unpack_eight_bfloats(vector[piece], &keys[i]);
+    } else {
+      unpack_four_bfloats(((const threadgroup uint2*)vector)[piece], &keys[i]);
+    }
+  }
+}
 
 // Sums COUNT values over the LANES neighbouring lanes that share columns; each lane gets the same bits.
 // The values go through each distance together, so that their shuffles overlap.

@@ -15,18 +15,14 @@ const int first = int(thread_index_in_simdgroup) * PER_LANE;
 if (row < rows) {
   const int column = (unit % HV) * DV + first;
   float value[PER_LANE];
+  float weight[PER_LANE];
   float gate[PER_LANE];
   load_four<true>(y + size_t(row) * (HV * DV) + column, value);
   load_four<ALIGNED>(proj + size_t(row) * WIDTH + CHANNELS + column, gate);
-  float squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < PER_LANE; ++i) {
-    squares = metal::fma(value[i], value[i], squares);
+    weight[i] = float(norm_weight[first + i]);
   }
-  const float inverse = metal::precise::rsqrt(simd_sum(squares) / float(DV) + EPS);
-#pragma unroll
-  for (int i = 0; i < PER_LANE; ++i) {
-    value[i] = value[i] * inverse * float(norm_weight[first + i]) * silu(gate[i]);
-  }
+  norm_and_gate<PER_LANE>(value, weight, gate, EPS);
   store_four(out + size_t(row) * (HV * DV) + column, value);
 }

@@ -48,6 +48,30 @@ def scan_columns(backend: str) -> Columns:
     return Columns(lanes=8, columns=1, simdgroups=4, ahead=4)
 
 
+def short_columns(backend: str) -> Columns:
+    """Split of `short_chunk` and `batch_step`: a threadgroup holds all columns of a head, for its norm.
+
+    As many lanes as in `scan` and `step`, so that sums are taken in their order.
+    """
+    if backend == "cpu":
+        return Columns(lanes=1, columns=1, simdgroups=4)
+    return Columns(lanes=8, columns=2, simdgroups=16)
+
+
+def short_rows(backend: str) -> int:
+    """Up to how many rows a chunk takes `short_chunk` instead of three launches.
+
+    A head's rows are walked through by one threadgroup, where `scan` has eight on a GPU. With few rows the two
+    launches that are saved, and what passes through memory between them, count for more. Reasoned, not measured.
+    """
+    return 64
+
+
+def short_block(rows: int) -> int:
+    """Rows that `short_chunk` prepares at once: 16 KB of threadgroup memory, or what one row needs."""
+    return 1 if rows == 1 else 16
+
+
 def prepare_tile(rows: int) -> int:
     """Rows of a tile of `prepare`. Tall tiles read fewer rows twice, short ones fill the GPU sooner."""
     return 4 if rows <= 64 else 16

@@ -8,7 +8,7 @@ from lily_mlx.kernels.checks import check_array
 from lily_mlx.metal import Kernel, current_backend
 
 from . import policy
-from .checks import check_convolution, check_rows, check_state
+from .checks import check_convolution, check_norm, check_rows, check_state
 from .shape import DeltaNetShape
 from .template import layer_template
 
@@ -168,8 +168,7 @@ def gated_norm(y: mx.array, proj: mx.array, norm_weight: mx.array, shape: DeltaN
     """
     rows = check_rows("deltanet.gated_norm", "proj", proj, (shape.projection_width,), mx.bfloat16)
     check_array("deltanet.gated_norm", "y", y, (rows, shape.value_heads * shape.value_dim), mx.bfloat16)
-    weight_dtype = mx.float32 if norm_weight.dtype == mx.float32 else mx.bfloat16
-    check_array("deltanet.gated_norm", "norm_weight", norm_weight, (shape.value_dim,), weight_dtype)
+    check_norm("deltanet.gated_norm", norm_weight, shape)
     simdgroups = policy.NORM_SIMDGROUPS
     (out,) = _GATED_NORM(
         [y, proj, norm_weight],

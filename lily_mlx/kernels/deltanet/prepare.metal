@@ -34,24 +34,12 @@ if (unit < HEADS) {
 #pragma unroll
   for (int tap = 0; tap < CONV - 1; ++tap) {
     const int row = first_row + tap - (CONV - 1);
-    if (row < 0) {
-      load_four<true>(conv_state + (row + CONV - 1) * CHANNELS + channel, window[tap]);
-    } else {
-      load_four<ALIGNED>(proj + size_t(row) * WIDTH + channel, window[tap]);
-    }
+    load_four<ALIGNED>(input_row<CONV, CHANNELS, WIDTH>(proj, conv_state, row) + channel, window[tap]);
   }
   for (int row = first_row; row < end_row; ++row) {
     load_four<ALIGNED>(proj + size_t(row) * WIDTH + channel, window[CONV - 1]);
     float value[PER_LANE];
-#pragma unroll
-    for (int i = 0; i < PER_LANE; ++i) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int tap = 0; tap < CONV; ++tap) {
-        sum = metal::fma(weight[tap][i], window[tap][i], sum);
-      }
-      value[i] = silu(sum);
-    }
+    convolve<CONV, PER_LANE>(weight, window, value);
     if (unit < HK) {
       scale_and_round<PER_LANE>(value, inverse_length<PER_LANE>(value) * Q_SCALE);
       store_four(q + (size_t(row) * HK + unit) * DK + lane * PER_LANE, value);

@@ -79,23 +79,6 @@ def step(
     return y, conv_state, state
 
 
-def batch_step(
-    proj: Array,
-    conv_state: Array,
-    state: Array,
-    conv_weight: Array,
-    a_log: Array,
-    dt_bias: Array,
-    shape: DeltaNetShape,
-    dtype: type = np.float64,
-) -> tuple[Array, Array, Array]:
-    """One token of each sequence: y, the next conv_state and the next state."""
-    layer = conv_weight, a_log, dt_bias, shape, dtype
-    parts = [step(proj[b : b + 1], conv_state[b], state[b], *layer) for b in range(proj.shape[0])]
-    y, windows, states = zip(*parts, strict=True)
-    return np.concatenate(y), np.stack(windows), np.stack(states)
-
-
 def gated_norm(
     y: Array, proj: Array, norm_weight: Array, shape: DeltaNetShape, eps: float, dtype: type = np.float64
 ) -> Array:
@@ -106,6 +89,43 @@ def gated_norm(
     x: Array = y.reshape(heads)
     normed = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * norm_weight
     return np.reshape(normed * _silu(z), y.shape)
+
+
+def short_chunk(
+    proj: Array,
+    conv_state: Array,
+    state: Array,
+    conv_weight: Array,
+    a_log: Array,
+    dt_bias: Array,
+    norm_weight: Array,
+    shape: DeltaNetShape,
+    eps: float,
+    dtype: type = np.float64,
+) -> tuple[Array, Array, Array]:
+    """A chunk of rows: the gated norm of y, the next conv_state and the next state."""
+    q, k, v, decay, beta, conv_state = prepare(proj, conv_state, conv_weight, a_log, dt_bias, shape, dtype)
+    y, state = scan(q, k, v, decay, beta, state, shape, dtype)
+    return gated_norm(y, proj, norm_weight, shape, eps, dtype), conv_state, state
+
+
+def batch_step(
+    proj: Array,
+    conv_state: Array,
+    state: Array,
+    conv_weight: Array,
+    a_log: Array,
+    dt_bias: Array,
+    norm_weight: Array,
+    shape: DeltaNetShape,
+    eps: float,
+    dtype: type = np.float64,
+) -> tuple[Array, Array, Array]:
+    """One token of each sequence: the gated norm of y, the next conv_state and the next state."""
+    layer = conv_weight, a_log, dt_bias, norm_weight, shape, eps, dtype
+    parts = [short_chunk(proj[b : b + 1], conv_state[b], state[b], *layer) for b in range(proj.shape[0])]
+    out, windows, states = zip(*parts, strict=True)
+    return np.concatenate(out), np.stack(windows), np.stack(states)
 
 
 def _sigmoid(x: Array) -> Array:

@@ -17,16 +17,10 @@ const int head = int(threadgroup_position_in_grid.y);
 const int key_head = head / (HV / HK);
 const int first_column = int(threadgroup_position_in_grid.x) * PART
     + (int(simdgroup_index_in_threadgroup) * GROUPS + lane / LANES) * COLUMNS;
+const size_t first_state = size_t(head * DV + first_column) * DK;
 
 float columns[COLUMNS][KEYS];
-#pragma unroll
-for (int c = 0; c < COLUMNS; ++c) {
-  const size_t column = size_t(head * DV + first_column + c) * DK;
-#pragma unroll
-  for (int p = 0; p < 2 * PIECES; ++p) {
-    load_state(state + column + ((p / 2) * LANES + lane_in_group) * 8 + (p % 2) * 4, &columns[c][4 * p]);
-  }
-}
+load_columns<8, LANES, DK>(state + first_state, lane_in_group, columns);
 
 uint4 next_q[AHEAD][PIECES];
 uint4 next_k[AHEAD][PIECES];
@@ -100,11 +94,4 @@ for (int block = -AHEAD; block < rows; block += AHEAD) {
   }
 }
 
-#pragma unroll
-for (int c = 0; c < COLUMNS; ++c) {
-  const size_t column = size_t(head * DV + first_column + c) * DK;
-#pragma unroll
-  for (int p = 0; p < 2 * PIECES; ++p) {
-    store_state(next_state + column + ((p / 2) * LANES + lane_in_group) * 8 + (p % 2) * 4, &columns[c][4 * p]);
-  }
-}
+store_columns<8, LANES, DK>(next_state + first_state, lane_in_group, columns);

@@ -8,6 +8,7 @@ import pytest
 from lily_mlx.kernels import deltanet
 from lily_mlx.kernels.deltanet import DeltaNetShape
 from lily_mlx.kernels.deltanet.checks import MAX_ROWS
+from lily_mlx.kernels.deltanet.policy import Columns
 
 from .layer import random_layer, shape_of
 
@@ -94,3 +95,40 @@ def test_gated_norm_weight():
         deltanet.gated_norm(y, proj, mx.zeros(128, mx.float16), shape, 1e-6)
     with pytest.raises(ValueError, match=r"y must be bfloat16 \[2, 256\], got bfloat16 \[1, 256\]"):
         deltanet.gated_norm(y[:1], proj, mx.zeros(128, mx.bfloat16), shape, 1e-6)
+
+
+def short_inputs() -> dict[str, mx.array]:
+    layer = random_layer(4, (1, 2), 2)
+    names = ("conv_state", "conv_weight", "a_log", "dt_bias")
+    inputs = {"proj": layer.proj, "state": layer.state, **dict(zip(names, layer.convolution, strict=True))}
+    return inputs | {"norm_weight": mx.ones(128, mx.bfloat16)}
+
+
+def batch_inputs() -> dict[str, mx.array]:
+    inputs = short_inputs()
+    return inputs | {name: mx.stack([inputs[name]] * 2) for name in ("conv_state", "state")}
+
+
+SHORT = {deltanet.short_chunk: short_inputs, deltanet.batch_step: batch_inputs}
+
+
+@pytest.mark.parametrize("function", SHORT, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("proj", mx.zeros((2, 1032), mx.bfloat16), "proj must be"),
+        ("proj", mx.zeros((0, 772), mx.bfloat16), "at least one row"),
+        ("conv_state", mx.zeros((2, 512), mx.bfloat16), "conv_state must be"),
+        ("state", mx.zeros((1, 2, 128, 128)), "state must be"),
+        ("conv_weight", mx.zeros((3, 512), mx.bfloat16), "conv_weight must be"),
+        ("a_log", mx.zeros(2, mx.bfloat16), "a_log must be"),
+        ("dt_bias", mx.zeros(3), "dt_bias must be"),
+        ("norm_weight", mx.zeros(128, mx.float16), "norm_weight must be"),
+        ("columns", Columns(lanes=8, columns=1, simdgroups=8), "columns shares 32 columns"),
+    ],
+    ids=["width", "no-rows", "window", "state", "weight", "a_log", "dt_bias", "norm", "columns"],
+)
+def test_short(function, name, wrong, message):
+    inputs = SHORT[function]() | {name: wrong}
+    with pytest.raises(ValueError, match=rf"deltanet\.{function.__name__}: .*{message}"):
+        function(**inputs, shape=shape_of((1, 2)), eps=1e-6)

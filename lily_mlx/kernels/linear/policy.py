@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lily_mlx.metal import current_backend
+from lily_mlx.metal import current_backend, matrix_engine
 
 SHORT_BLOCK = 128  # columns of K that a simdgroup of a short product takes at once, DIRECT_COLUMNS in direct.h
 UNIT = 32  # codes that a lane takes from a row at once
@@ -20,7 +20,7 @@ class DevicePolicy:
     would have less than ``fill`` simdgroups; ``ahead`` units of each row are loaded before they are used; a
     threadgroup has ``simdgroups`` simdgroups. Prefill: up to ``short.rows`` rows the matrix product takes the
     plan ``short`` where that makes ``fill_short`` threadgroups; else one of ``tiles``, which fills the device from
-    ``fill_tiles`` threadgroups on.
+    ``fill_tiles`` threadgroups on, or of ``tensor_tiles`` where tensor operations multiply.
     """
 
     rows: int
@@ -31,6 +31,7 @@ class DevicePolicy:
     fill_short: int
     tiles: tuple[MatmulPlan, ...]
     fill_tiles: int
+    tensor_tiles: tuple[MatmulPlan, ...]
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,8 @@ def matmul_plan(rows: int, columns: int, depth: int) -> ShortPlan | MatmulPlan:
 def tile_plan(rows: int, columns: int, depth: int) -> MatmulPlan:
     """The largest tile that is not taller than needed and fills the device, else the smallest that is not taller."""
     device = device_policy()
-    fitting = [tile for tile in device.tiles if tile.rows < 2 * rows] or [device.tiles[-1]]
+    tiles = device.tensor_tiles if matrix_engine() == "tensor" else device.tiles
+    fitting = [tile for tile in tiles if tile.rows < 2 * rows] or [tiles[-1]]
     for tile in fitting:
         if math.prod(tile.threadgroups(rows, columns)) >= device.fill_tiles:
             return tile.for_depth(depth)
@@ -206,6 +208,14 @@ _TILES = (
     MatmulPlan(32, 64, 64, (2, 2, 1)),
     MatmulPlan(16, 64, 64, (1, 4, 1)),
 )
+# For tensor operations. A simdgroup multiplies 32 x 32 or 16 x 32 outputs: MPP wants a multiple of 16 on one side, and
+# MLX's own kernels for these units are made of 16 x 32 outputs. 64 of K at a time is what MLX and other published
+# kernels take. No slices of K: a lane's elements are known to the engine alone.
+_TENSOR_TILES = (
+    MatmulPlan(64, 64, 64, (2, 2, 1)),
+    MatmulPlan(32, 64, 64, (2, 2, 1)),
+    MatmulPlan(16, 64, 64, (1, 2, 1)),
+)
 _CUDA_TILES = (
     MatmulPlan(128, 128, 32, (2, 2, 1)),
     MatmulPlan(64, 64, 64, (2, 2, 1)),
@@ -223,6 +233,7 @@ DEVICES = {
         fill_short=1,
         tiles=_TILES,
         fill_tiles=64,
+        tensor_tiles=_TENSOR_TILES,
     ),
     "cuda": DevicePolicy(
         rows=4,
@@ -233,6 +244,7 @@ DEVICES = {
         fill_short=200,
         tiles=_CUDA_TILES,
         fill_tiles=200,
+        tensor_tiles=_TENSOR_TILES,
     ),
     "cpu": DevicePolicy(
         rows=4,
@@ -243,6 +255,7 @@ DEVICES = {
         fill_short=1,
         tiles=_TILES,
         fill_tiles=2,
+        tensor_tiles=_TENSOR_TILES,
     ),
 }
 

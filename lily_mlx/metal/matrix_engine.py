@@ -50,6 +50,7 @@ CHECK = Kernel(
 CHECKED_SHAPES = ((32, 32, 64), (16, 32, 64), (64, 32, 32))
 
 _override: str | None = None
+_refused = ""  # what a kernel did wrong with tensor operations in this process
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,12 @@ def refuse_tensor_engine(reason: str) -> bool:
     choice = engine_choice()
     if choice.name != TENSOR or _override is not None or os.environ.get(ENVIRONMENT):
         return False
+    global _refused
+    _refused = reason
     _write(_path(), {"failed": reason})
     _choice.cache_clear()
-    _verdict.cache_clear()
-    return engine_choice().name == SIMDGROUP
+    engine_choice()
+    return True
 
 
 @functools.cache
@@ -127,7 +130,7 @@ def _choice(backend: str, requested: str) -> Choice:
         return Choice(SIMDGROUP, f"the {backend} backend's own; {ENVIRONMENT}={TENSOR} tests the other one")
     if missing:
         return Choice(SIMDGROUP, missing)
-    failure = _verdict()
+    failure = _refused or _verdict()
     if failure:
         logger.warning(
             "Metal's tensor operations do not work on this machine, so lily_mlx uses simdgroup matrices instead, which "
@@ -166,7 +169,6 @@ def _device() -> tuple[str, str]:
     return str(mx.device_info().get("architecture", "")), platform.mac_ver()[0]
 
 
-@functools.cache
 def _verdict() -> str:
     """What is wrong with tensor operations on this device, from the cache or from a check now; empty if nothing."""
     path = _path()

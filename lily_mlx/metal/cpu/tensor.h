@@ -83,7 +83,7 @@ struct matmul2d {
 
   // In checked mode each lane reads its share of both operands under the checks, and all lanes must come.
   template <typename LEFT, typename RIGHT, typename T>
-  LILY_UNTRACED void run(
+  inline __attribute__((always_inline)) void run(
       LEFT& left, RIGHT& right, metal::cooperative_tensor<T, M, N>& destination, LILY_SITE("matmul2d")) const {
 #ifdef LILY_CHECKED
     touch(left, M);
@@ -92,6 +92,12 @@ struct matmul2d {
 #else
     (void)site;
 #endif
+    multiply(left, right, destination);
+  }
+
+ private:
+  template <typename LEFT, typename RIGHT, typename T>
+  LILY_UNTRACED static void multiply(LEFT& left, RIGHT& right, metal::cooperative_tensor<T, M, N>& destination) {
     const int depth = smaller(K, smaller(left.sizes[0], right.sizes[0]));
     for (uint16_t i = 0; i < destination.get_capacity(); ++i) {
       const auto index = destination.get_multidimensional_index(i);
@@ -109,8 +115,6 @@ struct matmul2d {
       destination.elements[i] = sum;
     }
   }
-
- private:
   template <typename OPERAND>
   LILY_UNTRACED static const uint16_t* words(const OPERAND& operand) {
     static_assert(__is_same(typename OPERAND::element_type, metal::bfloat), "operands are bfloat here");
@@ -124,7 +128,7 @@ struct matmul2d {
     return value;
   }
   template <typename OPERAND>
-  static void touch(const OPERAND& operand, int rows) {
+  static inline __attribute__((always_inline)) void touch(const OPERAND& operand, int rows) {
     const int columns = smaller(K, operand.sizes[0]);
     for (int i = int(lily::this_lane()); i < columns * smaller(rows, operand.sizes[1]); i += 32) {
       const uint16_t word = words(operand)[i / columns * operand.strides[1] + i % columns * operand.strides[0]];

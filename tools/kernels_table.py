@@ -64,6 +64,7 @@ REPLACES = {
     "matmul": "`mx.quantized_matmul` (several where their weights are joined), add",
     "mlp_gate_up_chunk": "two `mx.quantized_matmul`, SwiGLU",
     "mlp_gate_up_step": "`mx.fast.rms_norm`, two `mx.quantized_matmul`, SwiGLU",
+    "mlp_tensor_gate_up_chunk": "the same as `mlp_gate_up_chunk`, with tensor operations",
     "moe_combine": "unsort, multiply, sum over the experts, the shared expert's gate, two adds",
     "moe_combine_norm": "the same as `moe_combine`, and `mx.fast.rms_norm`",
     "moe_experts_down": "`mx.gather_qmm`, `mx.quantized_matmul`, multiply, sum, the shared expert's gate, two adds",
@@ -77,10 +78,13 @@ REPLACES = {
     "moe_sort_rows": "two argsorts, divide, gather",
     "moe_short_down": "the same as `moe_grouped_down`, for blocks of few rows",
     "moe_short_gate_up": "the same as `moe_grouped_gate_up`, for blocks of few rows",
+    "moe_tensor_down": "the same as `moe_grouped_down`, with tensor operations",
+    "moe_tensor_gate_up": "the same as `moe_grouped_gate_up`, with tensor operations",
     "norm_project": "`mx.fast.rms_norm`, `mx.quantized_matmul` (several where their weights are joined)",
     "project_add": "`mx.quantized_matmul`, add",
     "rms_norm": "`mx.fast.rms_norm`",
     "short_matmul": "the same as `matmul`, for few rows",
+    "tensor_matmul": "the same as `matmul`, with tensor operations",
     "select": "the end of `mx.argmax` or of the random draw",
 }
 # Where a kernel has no launch in the two traced workloads.
@@ -96,11 +100,15 @@ WHEN = {
     "draw": "with top-p, min-p, top-k or XTC",
     "mlp_gate_up_chunk": "dense models",
     "mlp_gate_up_step": "dense models",
+    "mlp_tensor_gate_up_chunk": "dense models, where the device has tensor operations",
     "moe_combine": "the last layer, where all rows are wanted",
     "moe_route_rows": "chunks of at most 64 rows",
     "moe_short_down": "chunks whose experts have few rows",
     "moe_short_gate_up": "chunks whose experts have few rows",
+    "moe_tensor_down": "where the device has tensor operations",
+    "moe_tensor_gate_up": "where the device has tensor operations",
     "short_matmul": "chunks of few rows",
+    "tensor_matmul": "where the device has tensor operations",
 }
 _TITLES = {
     "front end": "front end",

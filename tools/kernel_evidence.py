@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from lily_mlx.doctor import check, machine
-from lily_mlx.doctor.selftest import TILED
 from lily_mlx.doctor.checks import all_checks
+from lily_mlx.doctor.selftest import TILED
 from lily_mlx.doctor.sizes import FULL, SMALL, Sizes
 from lily_mlx.metal import Kernel, checked, current_backend, matrix_engine, use_matrix_engine
 

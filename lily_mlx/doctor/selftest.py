@@ -21,7 +21,7 @@ from pathlib import Path
 from lily_mlx import fallback
 from lily_mlx.metal import current_backend, matrix_engine
 from lily_mlx.metal.cpu.compiler import cache_directory
-from lily_mlx.metal.matrix_engine import TENSOR, refuse_tensor_engine
+from lily_mlx.metal.matrix_engines import TENSOR, refuse_tensor_engine
 
 from . import check, machine
 from .check import Check, Result

@@ -3,7 +3,7 @@
 from .backend import checked, current_backend, is_checked, require_backend, use_backend
 from .errors import BackendError, CompileError, CompilerMissingError, KernelError, LaunchError, SourceError
 from .kernel import Kernel
-from .matrix_engine import engine_choice, matrix_engine, use_matrix_engine
+from .matrix_engines import engine_choice, matrix_engine, use_matrix_engine
 
 __all__ = [
     "BackendError",

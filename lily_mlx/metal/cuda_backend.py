@@ -314,7 +314,9 @@ def _template_prologue(template: Mapping[str, TemplateValue]) -> str:
 _UNROLL_FULL = re.compile(r"#\s*pragma\s+clang\s+loop\s+unroll\s*\(\s*(?:full|enable)\s*\)")
 _UNROLL_COUNT = re.compile(r"#\s*pragma\s+clang\s+loop\s+unroll_count\s*\(\s*(\w+)\s*\)")
 _UNROLL_NOT = re.compile(r"#\s*pragma\s+clang\s+loop\s+unroll\s*\(\s*disable\s*\)")
-_METAL_INCLUDE = re.compile(r"#\s*include\s*<(?:metal_\w+|MetalPerformancePrimitives/\S+)>|using\s+namespace\s+metal\s*;")
+_METAL_INCLUDE = re.compile(
+    r"#\s*include\s*<(?:metal_\w+|MetalPerformancePrimitives/\S+)>|using\s+namespace\s+metal\s*;"
+)
 _PRAGMA_OPERATOR = re.compile(r'_Pragma\(\s*"([^"]*)"\s*\)')
 
 

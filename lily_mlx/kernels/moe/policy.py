@@ -55,8 +55,8 @@ class GroupedPolicy:
     ``spread``: a block's height should cover the average rows of an expert times this. ``gate_up`` and ``down``
     have a tile for each height; `grouped_gate_up` computes ``columns`` gate and as many up outputs. Blocks of few rows
     have a plan in ``short_gate_up`` and ``short_down`` instead; the first has its bands of gate and as many of up.
-    ``mlp`` are the tiles of a gated MLP, where all rows have one gate and one up matrix. Where tensor operations multiply,
-    these three are `TENSOR_TILES` and `TENSOR_MLP_TILES`.
+    ``mlp`` are the tiles of a gated MLP, where all rows have one gate and one up matrix. Where tensor operations
+    multiply, `device_policy` has other tiles in these three.
     """
 
     spread: float

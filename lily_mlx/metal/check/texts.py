@@ -44,7 +44,7 @@ from lily_mlx.model.prefill import all_logits
 
 from .. import metal_backend
 from ..backend import use_backend
-from ..matrix_engine import CHECKED_SHAPES, NAMES, check_product, use_matrix_engine
+from ..matrix_engines import CHECKED_SHAPES, NAMES, check_product, use_matrix_engine
 from ..source import KernelText
 from .family import FAMILY
 from .unit import ExactText

@@ -57,7 +57,9 @@ def test_integers_are_exact_and_equal_with_both_engines():
 def test_the_kernel_is_that_of_the_engine(monkeypatch):
     launched = []
     for name, kernel in prefill._TILED.items():
-        monkeypatch.setitem(prefill._TILED, name, lambda *_, k=kernel, **options: launched.append(k) or k(*_, **options))
+        monkeypatch.setitem(
+            prefill._TILED, name, lambda *_, k=kernel, **options: launched.append(k) or k(*_, **options)
+        )
     weight, _ = quantized(rng(4), (70, 64), 4, 32)
     x = mx.zeros((20, 64), mx.bfloat16)
     linear.matmul(x, weight)

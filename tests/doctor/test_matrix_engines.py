@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
 
 import mlx.core as mx
@@ -13,8 +12,7 @@ from lily_mlx import fallback
 from lily_mlx.doctor import machine, selftest
 from lily_mlx.doctor.check import Check, Output, Result
 from lily_mlx.metal import matrix_engine, use_backend
-
-engine = sys.modules["lily_mlx.metal.matrix_engine"]
+from lily_mlx.metal import matrix_engines as engine
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ import mlx.core as mx
 import pytest
 
 from lily_mlx.metal import BackendError, Kernel, LaunchError, matrix_engine, use_backend, use_matrix_engine
+from lily_mlx.metal import matrix_engines as engine
 from tests.support import bf16, rng, to_numpy
 
-engine = sys.modules["lily_mlx.metal.matrix_engine"]
 M5, M4 = "applegpu_g17s", "applegpu_g16s"
 
 
@@ -243,7 +243,9 @@ def test_operands_that_nobody_wrote_are_found() -> None:
     source = (path / "tensor_check.metal").read_text().replace("i < N * K;", "i < N * K - 32;")
     header = (path / "include/tensor_engine.h").read_text()
     kernel = Kernel.from_source("unwritten", ("a", "b"), ("out",), source, header)
-    with pytest.raises(LaunchError, match=r"reads threadgroup array b_pieces\[\d+\], which nobody has written\n.*unwritten"):
+    with pytest.raises(
+        LaunchError, match=r"reads threadgroup array b_pieces\[\d+\], which nobody has written\n.*unwritten"
+    ):
         kernel(
             [mx.ones((16, 16), mx.bfloat16)] * 2,
             template={"M": 16, "N": 16, "K": 16},

@@ -17,8 +17,9 @@ from typing import Any
 
 from lily_mlx.doctor import check, machine
 from lily_mlx.doctor.checks import all_checks
+from lily_mlx.doctor.selftest import TILED
 from lily_mlx.doctor.sizes import FULL, SMALL, Sizes
-from lily_mlx.metal import Kernel, checked, current_backend
+from lily_mlx.metal import Kernel, checked, current_backend, matrix_engine, use_matrix_engine
 
 FRONT_END, SANITIZERS = "front end", "sanitizers"
 KINDS = (FRONT_END, "cpu", "cuda", SANITIZERS, "metal")
@@ -100,11 +101,24 @@ def record_checks(kernels: Mapping[str, Kernel]) -> tuple[str, dict[str, Any]]:
 
 
 def checked_kernels(sizes: Sizes) -> Iterator[tuple[check.Result, set[str]]]:
-    """The result of each of the doctor's checks, and the names of the kernels that it launched."""
-    for item in all_checks(sizes):
+    """The result of each of the doctor's checks, and the names of the kernels that it launched.
+
+    Those of the tiled products in the longest chunk come once more, with the engine that is not in use.
+    """
+    items = all_checks(sizes)
+    for item in items:
         with launched() as names:
             (result,) = check.run([item])
         yield result, names
+    # The tiled products with the other engine too, where the backend has both.
+    other = "simdgroup" if matrix_engine() == "tensor" else "tensor"
+    if other == "tensor" and current_backend() == "metal":
+        return
+    for item in items:
+        if item.function in TILED and item.shape.startswith(f"{max(sizes.rows)} rows"):
+            with launched() as names, use_matrix_engine(other):
+                (result,) = check.run([item])
+            yield result, names
 
 
 def merge(into: Evidence, other: Evidence) -> Evidence:

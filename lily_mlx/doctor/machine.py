@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from lily_mlx.metal import current_backend
+from lily_mlx.metal import current_backend, engine_choice
 
 PACKAGE = Path(__file__).resolve().parents[1]
 _SOURCE_SUFFIXES = (".metal", ".h", ".cuh", ".cpp", ".S", ".py")
@@ -36,6 +36,7 @@ def describe() -> dict[str, str]:
         "lily_mlx": __version__,
         "source": source_digest(),
         "backend": current_backend(),
+        "matrices": matrices(),
     }
 
 
@@ -45,6 +46,12 @@ def device_name() -> str:
     if mx.default_device() == mx.gpu and "device_name" in info:
         return str(info["device_name"])
     return f"CPU: {info.get('device_name') or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def matrices() -> str:
+    """What multiplies the tiles of prefill, and why."""
+    choice = engine_choice()
+    return f"{choice.name} ({choice.reason})"
 
 
 def os_name() -> str:

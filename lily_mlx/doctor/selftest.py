@@ -19,8 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from lily_mlx import fallback
-from lily_mlx.metal import current_backend
+from lily_mlx.metal import current_backend, matrix_engine
 from lily_mlx.metal.cpu.compiler import cache_directory
+from lily_mlx.metal.matrix_engines import TENSOR, refuse_tensor_engine
 
 from . import check, machine
 from .check import Check, Result
@@ -29,6 +30,8 @@ from .sizes import SHORT, SMALL
 
 ENVIRONMENT = "LILY_MLX_SELF_TEST"
 ENDED = "the process ended while it ran"
+# The functions whose kernels come with both engines of matrix products.
+TILED = ("linear.matmul", "moe.grouped_gate_up", "moe.grouped_down", "mlp.gate_up_chunk")
 
 logger = logging.getLogger("lily_mlx")
 
@@ -73,13 +76,25 @@ def verdict() -> Failures:
         return known
     print("lily_mlx: checking the kernels on this device, once for each version ...", file=sys.stderr)
     failures = _run(_checks(), path.with_suffix(".running"))
+    if _refuses_tensors(failures):
+        return verdict()
     _write(path, failures)
     return failures
 
 
 def remember(results: Iterable[Result]) -> None:
     """Keeps the verdict of the long form, which later processes use as their own."""
-    _write(_path(), _failures(results))
+    failures = _failures(results)
+    if not _refuses_tensors(failures):
+        _write(_path(), failures)
+
+
+def _refuses_tensors(failures: Failures) -> bool:
+    """Goes back to simdgroup matrices if a tiled product fails with tensor operations, with one warning."""
+    wrong = [name for name in TILED if name in failures]
+    if not wrong or matrix_engine() != TENSOR:
+        return False
+    return refuse_tensor_engine(f"{wrong[0]}: {_first_line(failures[wrong[0]])}")
 
 
 def _checks() -> list[Check]:
@@ -132,10 +147,10 @@ def _is_alive(process: int) -> bool:
 
 
 def _path() -> Path:
-    """Where the verdict is kept: a file for each device, system, MLX, backend and source text."""
+    """Where the verdict is kept: a file for each device, system, MLX, backend, engine of products and source text."""
     told = machine.describe()
     names = ("device", "os", "python", "mlx", "source", "backend")
-    key = hashlib.sha256("\0".join(told[name] for name in names).encode()).hexdigest()[:20]
+    key = hashlib.sha256("\0".join([*(told[name] for name in names), matrix_engine()]).encode()).hexdigest()[:20]
     return cache_directory() / "verdicts" / f"{told['backend']}-{key}.json"
 
 

@@ -3,6 +3,7 @@
 from .backend import checked, current_backend, is_checked, require_backend, use_backend
 from .errors import BackendError, CompileError, CompilerMissingError, KernelError, LaunchError, SourceError
 from .kernel import Kernel
+from .matrix_engines import engine_choice, matrix_engine, use_matrix_engine
 
 __all__ = [
     "BackendError",
@@ -14,7 +15,10 @@ __all__ = [
     "SourceError",
     "checked",
     "current_backend",
+    "engine_choice",
     "is_checked",
+    "matrix_engine",
     "require_backend",
     "use_backend",
+    "use_matrix_engine",
 ]

@@ -32,6 +32,7 @@ from .source import ATTRIBUTES, SHAPE_SUFFIXES, KernelText, rewrite_threadgroup
 
 COMPAT = Path(__file__).resolve().parent / "cuda"
 COMPAT_FILES = ("types.cuh", "math.cuh", "simd.cuh", "matrix.cuh", "tile.cuh")
+TENSOR_FILE = "tensor.cuh"  # for kernels that name Metal's tensor operations
 CACHE_ENVIRONMENT = "LILY_MLX_CACHE"
 MAX_BLOCKS_YZ = 65_535
 
@@ -240,9 +241,10 @@ def cache_directory() -> Path:
 
 
 @functools.cache
-def compat_text() -> str:
-    """The compat headers in order, without comments."""
-    return "".join(_uncomment((COMPAT / name).read_text()) for name in COMPAT_FILES)
+def compat_text(tensors: bool = False) -> str:
+    """The compat headers in order, without comments; `tensors` adds Metal's tensor operations."""
+    names = (*COMPAT_FILES, TENSOR_FILE) if tensors else COMPAT_FILES
+    return "".join(_uncomment((COMPAT / name).read_text()) for name in names)
 
 
 def _uncomment(text: str) -> str:
@@ -275,7 +277,7 @@ def _file_text(launch: Launch, parameters: list[str]) -> str:
     return (
         f"#define LILY_WIDTH {width}u\n#define LILY_HEIGHT {height}u\n#define LILY_DEPTH {depth}u\n"
         f"#define LILY_THREADS {threads}u\n#define LILY_THREAD {linear}\n"
-        + compat_text()
+        + compat_text("mpp::tensor_ops" in text.header)
         + "".join(f"#undef {word}\n#define {word} {meaning}\n" for word, meaning in _KEYWORDS.items())
         + "namespace lily {\n"
         + float_constants(launch.template)
@@ -312,7 +314,9 @@ def _template_prologue(template: Mapping[str, TemplateValue]) -> str:
 _UNROLL_FULL = re.compile(r"#\s*pragma\s+clang\s+loop\s+unroll\s*\(\s*(?:full|enable)\s*\)")
 _UNROLL_COUNT = re.compile(r"#\s*pragma\s+clang\s+loop\s+unroll_count\s*\(\s*(\w+)\s*\)")
 _UNROLL_NOT = re.compile(r"#\s*pragma\s+clang\s+loop\s+unroll\s*\(\s*disable\s*\)")
-_METAL_INCLUDE = re.compile(r"#\s*include\s*<metal_\w+>|using\s+namespace\s+metal\s*;")
+_METAL_INCLUDE = re.compile(
+    r"#\s*include\s*<(?:metal_\w+|MetalPerformancePrimitives/\S+)>|using\s+namespace\s+metal\s*;"
+)
 _PRAGMA_OPERATOR = re.compile(r'_Pragma\(\s*"([^"]*)"\s*\)')
 
 

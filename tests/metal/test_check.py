@@ -8,7 +8,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from lily_mlx.metal import metal_backend, use_backend
+from lily_mlx.kernels import mlp
+from lily_mlx.kernels.linear import QuantizedWeight
+from lily_mlx.metal import metal_backend, use_backend, use_matrix_engine
 from lily_mlx.metal.check import ExactText, Result, check_texts
 from lily_mlx.metal.check.__main__ import main
 from lily_mlx.metal.check.frontend import FrontEnd
@@ -131,7 +133,21 @@ def test_every_kernel_of_the_engine_passes():
     assert not failed, "\n".join(failed)
     names = {result.unit.name for result in results}
     assert {"embed", "head", "select", "matmul", "deltanet_scan", "moe_sort_rows", "attention_prefill_parts"} <= names
+    both = {"moe_grouped_gate_up", "moe_grouped_down", "moe_tensor_gate_up", "moe_tensor_down", "tensor_matmul"}
+    assert both | {"tensor_check"} <= names
     assert all(text.source is not None for text in collect(quick=True))
+
+
+@pytest.mark.parametrize("engine", ["simdgroup", "tensor"])
+def test_a_dense_model_passes_with_both_engines(engine):
+    """The texts of dense models are among all of them, but not among those of --quick."""
+    ones = mx.ones((96, 2), mx.bfloat16)
+    matrix = QuantizedWeight.pack(mx.zeros((96, 8), mx.uint32), ones, ones, 4, 32)
+    with use_backend("metal", tracing=True), use_matrix_engine(engine):
+        recorded = record(lambda x: [mlp.gate_up_chunk(x, matrix, matrix)], [mx.zeros((40, 64), mx.bfloat16)])
+    (result,) = check_texts([exact_text(name, text, sources()) for text, name in recorded])
+    assert result.passed, result.findings
+    assert result.unit.name == {"simdgroup": "mlp_gate_up_chunk", "tensor": "mlp_tensor_gate_up_chunk"}[engine]
 
 
 @pytest.mark.slow

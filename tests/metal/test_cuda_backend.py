@@ -12,6 +12,7 @@ import pytest
 from lily_mlx.metal import CompileError, Kernel, LaunchError, SourceError, cuda_backend
 from lily_mlx.metal.cuda import module, nvrtc
 from lily_mlx.metal.launch import Launch
+from lily_mlx.metal.matrix_engines import CHECK
 
 from .language_cases import Case, cases, tile, vectors
 
@@ -86,6 +87,25 @@ def test_rows_that_ldmatrix_cannot_read() -> None:
     ptx = compiled(tile(16, 16, 32, True, pad=4).launch()).ptx
     assert "ldmatrix" not in ptx
     assert "mma.sync.aligned.m16n8k16" in ptx
+
+
+def tensor_product(m: int, n: int, k: int) -> Launch:
+    operands = [mx.zeros((rows, k), mx.bfloat16) for rows in (m, n)]
+    sizes = {"M": m, "N": n, "K": k}
+    return Launch(CHECK.text, operands, sizes, (32, 1, 1), (32, 1, 1), [(m, n)], [mx.float32])
+
+
+@needs_nvrtc
+def test_tensor_operations_are_tiles_on_tensor_cores() -> None:
+    result = compiled(tensor_product(32, 32, 64))
+    assert result.stack_bytes == result.spill_bytes == 0
+    assert result.ptx.count("mma.sync.aligned.m16n8k16") == 2 * (2 * 4 * 4)  # two products
+    assert result.ptx.count("ldmatrix.sync.aligned.m8n8.x4") == 2 * 4 * (2 + 2)
+
+
+def test_only_kernels_that_name_tensor_operations_get_them() -> None:
+    assert "struct matmul2d_descriptor" in cuda_backend.generate(tensor_product(16, 16, 16)).text
+    assert "struct matmul2d_descriptor" not in cuda_backend.generate(launch_of(COPY)).text
 
 
 @needs_nvrtc

@@ -26,6 +26,7 @@ from lily_mlx.metal import source as kernel_source
 from lily_mlx.metal.check import check_texts
 from lily_mlx.metal.check.texts import exact_text, record, sources
 from tests.kernels.deltanet.layer import assert_rounded_once
+from tests.kernels.linear.weights import integer_weight
 from tests.support import bf16, quantized, rng, to_numpy
 
 EPS = 1e-6
@@ -88,11 +89,25 @@ def combine_parts() -> Operation:
     return Operation(lambda *arrays: combine(*arrays, ATTENTION), arrays, expected)
 
 
+def tensor_product() -> Operation:
+    """Integers, so that every sum is exact, with Metal 4's tensor operations."""
+    generator = rng(5)
+    codes = generator.integers(0, 256, (70, 96))
+    weight, x = integer_weight(codes), bf16(generator.integers(-3, 4, (20, 96)))
+
+    def launch(x: mx.array, packed: mx.array) -> mx.array:
+        with metal.use_matrix_engine("tensor"):
+            return linear.matmul(x, replace(weight, packed=packed))
+
+    return Operation(launch, [x, weight.packed], to_numpy(x) @ codes.T)
+
+
 OPERATIONS: dict[str, Callable[[], Operation]] = {
     "rms_norm": rms_norm,
     "embed": embed,
     "gated_norm": gated_norm,
     "combine": combine_parts,
+    "tensor_product": tensor_product,
 }
 
 
@@ -136,6 +151,8 @@ RMS_NORM = "kernels/linear/rms_norm.metal"
 EMBED = "kernels/linear/embed.metal"
 DELTANET = "kernels/deltanet/deltanet.h"
 REDUCE = "metal/include/reduce.h"
+MATMUL = "kernels/linear/matmul.metal"
+TENSOR = "metal/include/tensor_engine.h"
 
 FRONT_END = {
     "wrong address space": Mutation(
@@ -159,6 +176,12 @@ FRONT_END = {
     "write to an input": Mutation(
         "combine", COMBINE, r"(part_values\[simdgroup\]\[lane\] =)", r"stats[first] = 0.0f; \1", "read-only"
     ),
+    "tensor of another address space": Mutation(
+        "tensor_product", TENSOR, r"\(threadgroup (bfloat\*\)a)", r"(device \1", "language"
+    ),
+    "divergent tensor operation": Mutation(
+        "tensor_product", MATMUL, r"(tile_multiply_transposed<)", r"if (lane < 16) \1", "simd-uniform"
+    ),
 }  # fmt: skip
 CHECKED = {
     "missing barrier": Mutation("combine", COMBINE, r"\nthreadgroup_barrier\([^;]*;", "\n", "nobody has written"),
@@ -169,6 +192,15 @@ CHECKED = {
     "uninitialised threadgroup memory": Mutation(
         "combine", COMBINE, r"if \(lane == 0\)", "if (lane == 0 && simdgroup > 0)", "nobody has written"
     ),
+    "missing barrier before a tensor operation": Mutation(
+        "tensor_product", MATMUL, r"(store_units<[^;]*;\n)\s*threadgroup_barrier\([^;]*;", r"\1", "nobody has written"
+    ),
+    "tensor beyond its memory": Mutation(
+        "tensor_product", TENSOR, r"TensorStrides\{1, ldb\}", "TensorStrides{1, 2 * ldb}", "out of bounds"
+    ),
+    "elements that stand nowhere": Mutation(
+        "tensor_product", TENSOR, r"return NO_ROW;", "return 0;", "no barrier between"
+    ),
 }
 COMPARED = {
     "wrong rounding": Mutation(
@@ -178,6 +210,8 @@ COMPARED = {
     "missing epsilon": Mutation("rms_norm", RMS_NORM, r" \+ EPS\)", ")"),
     "wrong gate": Mutation("gated_norm", DELTANET, r"silu\((gate\[i\])\)", r"\1"),
     "wrong group of scales": Mutation("embed", EMBED, r" \+ unit / \(GROUP / UNIT\)", ""),
+    "wrong place of an element": Mutation("tensor_product", TENSOR, r"int\(index\[1\]\)", "int(index[0])"),
+    "operands in the other order": Mutation("tensor_product", TENSOR, r"run\(left, right", "run(right, left"),
     "wrong sign": Mutation("combine", COMBINE, r"metal::exp\(-gate\)", "metal::exp(gate)"),
 }
 

@@ -9,6 +9,7 @@ constexpr int STRIDE = BK + 8; // 16 bytes of padding spread the rows over the b
 constexpr int TM = BM / SIMD_M;
 constexpr int TN = BN / SIMD_N;
 constexpr int TK = BK / SIMD_K;
+static_assert(SIMD_K == 1 || ENGINE_SLICES_DEPTH, "this engine takes no slices of K");
 constexpr int PARTIAL = (SIMD_K - 1) * BM * BN / 4; // the other slices' sums, in 16 bytes
 constexpr int OPERANDS = (BM + BN) * STRIDE / 8;
 threadgroup uint4 shared_memory[OPERANDS > PARTIAL ? OPERANDS : PARTIAL];
@@ -38,8 +39,8 @@ for (int i = 0; i < AHEAD; ++i) {
       units[i], weight_rows, scale_rows, bias_rows, N - first_n, i * BK, thread_id);
 }
 
-Tile<TM, TN> acc;
-acc.clear();
+LILY_ACCUMULATOR(acc, TM, TN, TK);
+accumulator_clear(acc);
 for (int start = 0; start < K; start += AHEAD * BK) {
 #pragma unroll
   for (int i = 0; i < AHEAD; ++i) {
@@ -63,29 +64,31 @@ if (SIMD_K > 1) {
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (slice > 0) {
 #pragma unroll
-    for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {
+    for (int i = 0; i < accumulator_size(acc); ++i) {
       partial[((slice - 1) * SIMD_M * SIMD_N + simd_group % (SIMD_M * SIMD_N)) * TM * TN + 32 * i + int(lane)] =
-          acc.get(i);
+          accumulator_get(acc, i);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (slice == 0) {
     for (int s = 0; s < SIMD_K - 1; ++s) {
 #pragma unroll
-      for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {
-        acc.set(i, acc.get(i) + partial[(s * SIMD_M * SIMD_N + simd_group) * TM * TN + 32 * i + int(lane)]);
+      for (int i = 0; i < accumulator_size(acc); ++i) {
+        accumulator_set(
+            acc, i,
+            accumulator_get(acc, i) + partial[(s * SIMD_M * SIMD_N + simd_group) * TM * TN + 32 * i + int(lane)]);
       }
     }
   }
 }
 if (slice == 0) {
 #pragma unroll
-  for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {
-    const int m = first_m + tile_m + Tile<TM, TN>::row(i, lane);
-    const int n = first_n + tile_n + Tile<TM, TN>::column(i, lane);
+  for (int i = 0; i < accumulator_size(acc); ++i) {
+    const int m = first_m + tile_m + accumulator_row(acc, i, lane);
+    const int n = first_n + tile_n + accumulator_column(acc, i, lane);
     if (m < height && n < N) {
       const size_t index = size_t(m) * size_t(N) + size_t(n);
-      float value = acc.get(i);
+      float value = accumulator_get(acc, i);
       if (HAS_RESIDUAL) {
         value += float(residual[index]);
       }

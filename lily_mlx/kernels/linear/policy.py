@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lily_mlx.metal import current_backend
+from lily_mlx.metal import current_backend, matrix_engine
 
 SHORT_BLOCK = 128  # columns of K that a simdgroup of a short product takes at once, DIRECT_COLUMNS in direct.h
 UNIT = 32  # codes that a lane takes from a row at once
@@ -22,7 +22,8 @@ class DevicePolicy:
     would have less than ``fill`` simdgroups; ``ahead`` units of each row are loaded before they are used; a
     threadgroup has ``simdgroups`` simdgroups. Prefill: up to ``short.rows`` rows the matrix product takes the
     plan ``short`` where that makes ``fill_short`` threadgroups; else one of ``tiles``, which fills the device from
-    ``fill_tiles`` threadgroups on. ``short_norm`` is the plan of a norm and its product in one launch.
+    ``fill_tiles`` threadgroups on, or of ``tensor_tiles`` where tensor operations multiply. ``short_norm`` is the plan
+    of a norm and its product in one launch.
     """
 
     rows: int
@@ -34,6 +35,7 @@ class DevicePolicy:
     short_norm: ShortPlan
     tiles: tuple[MatmulPlan, ...]
     fill_tiles: int
+    tensor_tiles: tuple[MatmulPlan, ...]
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,8 @@ def norm_matmul_plan(rows: int, columns: int, depth: int) -> ShortPlan | None:
 def tile_plan(rows: int, columns: int, depth: int) -> MatmulPlan:
     """The largest tile that is not taller than needed and fills the device, else the smallest that is not taller."""
     device = device_policy()
-    fitting = [tile for tile in device.tiles if tile.rows < 2 * rows] or [device.tiles[-1]]
+    tiles = device.tensor_tiles if matrix_engine() == "tensor" else device.tiles
+    fitting = [tile for tile in tiles if tile.rows < 2 * rows] or [tiles[-1]]
     for tile in fitting:
         if math.prod(tile.threadgroups(rows, columns)) >= device.fill_tiles:
             return tile.for_depth(depth)
@@ -223,6 +226,14 @@ _TILES = (
     MatmulPlan(32, 64, 64, (2, 2, 1)),
     MatmulPlan(16, 64, 64, (1, 4, 1)),
 )
+# For tensor operations. A simdgroup multiplies 32 x 32 or 16 x 32 outputs: MPP wants a multiple of 16 on one side, and
+# MLX's own kernels for these units are made of 16 x 32 outputs. 64 of K at a time is what MLX and other published
+# kernels take. No slices of K: a lane's elements are known to the engine alone.
+_TENSOR_TILES = (
+    MatmulPlan(64, 64, 64, (2, 2, 1)),
+    MatmulPlan(32, 64, 64, (2, 2, 1)),
+    MatmulPlan(16, 64, 64, (1, 2, 1)),
+)
 _CUDA_TILES = (
     MatmulPlan(128, 128, 32, (2, 2, 1)),
     MatmulPlan(64, 64, 64, (2, 2, 1)),
@@ -241,6 +252,7 @@ DEVICES = {
         short_norm=_SHORT_NORM,
         tiles=_TILES,
         fill_tiles=64,
+        tensor_tiles=_TENSOR_TILES,
     ),
     "cuda": DevicePolicy(
         rows=4,
@@ -252,6 +264,7 @@ DEVICES = {
         short_norm=ShortPlan(8, 1, 1, 8, 1024, x_ahead=True),
         tiles=_CUDA_TILES,
         fill_tiles=200,
+        tensor_tiles=_TENSOR_TILES,
     ),
     "cpu": DevicePolicy(
         rows=4,
@@ -263,6 +276,7 @@ DEVICES = {
         short_norm=_SHORT_NORM,
         tiles=_TILES,
         fill_tiles=2,
+        tensor_tiles=_TENSOR_TILES,
     ),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from lily_mlx.metal import Kernel
+from lily_mlx.metal import Kernel, matrix_engine
 
 from .checks import check_array, check_matrix, check_output_dtype, weight_template
 from .policy import ShortPlan, matmul_plan, norm_matmul_plan, norm_simdgroups
@@ -25,10 +25,23 @@ _MATMUL = Kernel(
     headers=(
         "metal/include/fragment.h",
         "metal/include/tile.h",
+        "metal/include/simdgroup_engine.h",
         "metal/include/quantized.h",
         "metal/include/operands.h",
     ),
 )
+_TENSOR_MATMUL = Kernel(
+    name="tensor_matmul",
+    inputs=_MATMUL.inputs,
+    outputs=_MATMUL.outputs,
+    body="kernels/linear/matmul.metal",
+    headers=(
+        "metal/include/tensor_engine.h",
+        "metal/include/quantized.h",
+        "metal/include/operands.h",
+    ),
+)
+_TILED = {"simdgroup": _MATMUL, "tensor": _TENSOR_MATMUL}
 _SHORT_MATMUL = Kernel(
     name="short_matmul",
     inputs=("x", "weight", "residual"),
@@ -122,7 +135,7 @@ def matmul(
         check_array("residual", residual, (rows, w.rows))
     plan = matmul_plan(rows, w.rows, w.columns)
     across, down = -(-w.rows // plan.columns), -(-rows // plan.rows)
-    (out,) = (_SHORT_MATMUL if isinstance(plan, ShortPlan) else _MATMUL)(
+    (out,) = (_SHORT_MATMUL if isinstance(plan, ShortPlan) else _TILED[matrix_engine()])(
         # Without a residual the kernel reads none, and x only fills the argument.
         [x, w.packed, x if residual is None else residual],
         template={

@@ -25,20 +25,20 @@ const int tile_row = simd_group % SIMD_M * TM;
 const int tile_column = simd_group / SIMD_M * TN;
 const size_t word = size_t(first_column) * (K / UNIT * BITS);
 const size_t group = size_t(first_column) * (K / GROUP);
-Tile<TM, TN> gate_acc;
-Tile<TM, TN> up_acc;
-gate_acc.clear();
-up_acc.clear();
+LILY_ACCUMULATOR(gate_acc, TM, TN, BK);
+LILY_ACCUMULATOR(up_acc, TM, TN, BK);
+accumulator_clear(gate_acc);
+accumulator_clear(up_acc);
 multiply_gate_up<BITS, GROUP, K, BM, BN, BK, AHEAD, STRIDE, TM, TN, THREADS>(
     gate_acc, up_acc, (threadgroup bfloat*)x_pieces, (threadgroup bfloat*)weight_pieces, x, row_ids, rows_valid,
     gate + word, scales_of<BITS, GROUP, K>(gate, N) + group, biases_of<BITS, GROUP, K>(gate, N) + group, up + word,
     scales_of<BITS, GROUP, K>(up, N) + group, biases_of<BITS, GROUP, K>(up, N) + group, columns_valid, tile_row,
     tile_column, thread_id);
 #pragma unroll
-for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {
-  const int row = tile_row + Tile<TM, TN>::row(i, lane);
-  const int column = tile_column + Tile<TM, TN>::column(i, lane);
+for (int i = 0; i < accumulator_size(gate_acc); ++i) {
+  const int row = tile_row + accumulator_row(gate_acc, i, lane);
+  const int column = tile_column + accumulator_column(gate_acc, i, lane);
   if (row < rows_valid && column < columns_valid) {
-    hidden[size_t(first_row + row) * N + first_column + column] = bfloat(swiglu(gate_acc.get(i), up_acc.get(i)));
+    hidden[size_t(first_row + row) * N + first_column + column] = bfloat(swiglu(accumulator_get(gate_acc, i), accumulator_get(up_acc, i)));
   }
 }

@@ -7,10 +7,16 @@ import mlx.core as mx
 from lily_mlx.kernels.linear import QuantizedWeight
 from lily_mlx.kernels.linear.checks import check_array, weight_template
 from lily_mlx.kernels.moe import policy
-from lily_mlx.metal import Kernel
+from lily_mlx.metal import Kernel, matrix_engine
 
 from .checks import check_pair
 
+_GROUPED_HEADERS = (
+    "metal/include/quantized.h",
+    "metal/include/operands.h",
+    "kernels/moe/experts.h",
+    "kernels/moe/grouped.h",
+)
 _GATE_UP = Kernel(
     name="mlp_gate_up_chunk",
     inputs=("x", "gate", "up"),
@@ -19,12 +25,18 @@ _GATE_UP = Kernel(
     headers=(
         "metal/include/fragment.h",
         "metal/include/tile.h",
-        "metal/include/quantized.h",
-        "metal/include/operands.h",
-        "kernels/moe/experts.h",
-        "kernels/moe/grouped.h",
+        "metal/include/simdgroup_engine.h",
+        *_GROUPED_HEADERS,
     ),
 )
+_TENSOR_GATE_UP = Kernel(
+    name="mlp_tensor_gate_up_chunk",
+    inputs=_GATE_UP.inputs,
+    outputs=_GATE_UP.outputs,
+    body="kernels/mlp/gate_up_chunk.metal",
+    headers=("metal/include/tensor_engine.h", *_GROUPED_HEADERS),
+)
+_TILED = {"simdgroup": _GATE_UP, "tensor": _TENSOR_GATE_UP}
 
 
 def gate_up_chunk(x: mx.array, gate: QuantizedWeight, up: QuantizedWeight) -> mx.array:
@@ -46,7 +58,7 @@ def gate_up_chunk(x: mx.array, gate: QuantizedWeight, up: QuantizedWeight) -> mx
     check_array("x", x, (None, gate.columns))
     rows = x.shape[0]
     tile = policy.mlp_tile(rows, gate.columns)
-    (hidden,) = _GATE_UP(
+    (hidden,) = _TILED[matrix_engine()](
         [x, gate.packed, up.packed],
         template=weight_template(gate) | tile.template(),
         grid=(tile.threads * -(-gate.rows // tile.columns), -(-rows // tile.rows), 1),

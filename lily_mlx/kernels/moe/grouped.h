@@ -1,4 +1,5 @@
-// The grouped matmul's loops: acc += A * W^T for one block of rows of one expert. Needs tile.h and operands.h.
+// The grouped matmul's loops: acc += A * W^T for one block of rows of one expert. Needs operands.h and an
+// engine: tile.h with simdgroup_engine.h, or tensor_engine.h.
 // THREADS threads bring BK columns of both operands at a time to tiles in threadgroup memory, STRIDE values per row, and
 // have read the next AHEAD times BK by then. Each simdgroup multiplies its TM x TN part, which stands at (tile_row, tile_column) of
 // the BM x BN tile; rows from rows_valid on are skipped where a whole fragment of them is.
@@ -36,10 +37,12 @@ inline void read_gate_up_units(
 
 // gate_acc += X * gate^T and up_acc += X * up^T for gathered rows of x [*, K]. The weight pointers stand at the tile's
 // first output row; columns_valid output rows exist.
-template <int BITS, int GROUP, int K, int BM, int BN, int BK, int AHEAD, int STRIDE, int TM, int TN, int THREADS>
+template <
+    int BITS, int GROUP, int K, int BM, int BN, int BK, int AHEAD, int STRIDE, int TM, int TN, int THREADS,
+    typename Accumulator>
 inline void multiply_gate_up(
-    thread Tile<TM, TN>& gate_acc,
-    thread Tile<TM, TN>& up_acc,
+    thread Accumulator& gate_acc,
+    thread Accumulator& up_acc,
     threadgroup bfloat* x_tile,
     threadgroup bfloat* weight_tile,
     const device bfloat* x,
@@ -88,9 +91,11 @@ inline void multiply_gate_up(
 }
 
 // acc += X * weight^T for consecutive rows of x [*, K], `x` at the block's first row.
-template <int BITS, int GROUP, int K, int BM, int BN, int BK, int AHEAD, int STRIDE, int TM, int TN, int THREADS>
+template <
+    int BITS, int GROUP, int K, int BM, int BN, int BK, int AHEAD, int STRIDE, int TM, int TN, int THREADS,
+    typename Accumulator>
 inline void multiply_rows(
-    thread Tile<TM, TN>& acc,
+    thread Accumulator& acc,
     threadgroup bfloat* x_tile,
     threadgroup bfloat* weight_tile,
     const device bfloat* x,

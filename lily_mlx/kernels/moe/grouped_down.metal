@@ -25,8 +25,8 @@ if (rows_valid > 0) {
   const int tile_column = simd_group / SIMD_M * TN;
   threadgroup bfloat* x_tile = (threadgroup bfloat*)x_pieces;
   threadgroup bfloat* weight_tile = (threadgroup bfloat*)weight_pieces;
-  Tile<TM, TN> acc;
-  acc.clear();
+  LILY_ACCUMULATOR(acc, TM, TN, BK);
+  accumulator_clear(acc);
   if (expert < uint(E)) {
     const size_t word = expert_words<H, I, BITS>(expert) + size_t(first_column) * (I / UNIT * BITS);
     const size_t group = expert_groups<H, I, GROUP>(expert) + size_t(first_column) * (I / GROUP);
@@ -44,11 +44,11 @@ if (rows_valid > 0) {
         thread_id);
   }
 #pragma unroll
-  for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {
-    const int row = tile_row + Tile<TM, TN>::row(i, lane);
-    const int column = tile_column + Tile<TM, TN>::column(i, lane);
+  for (int i = 0; i < accumulator_size(acc); ++i) {
+    const int row = tile_row + accumulator_row(acc, i, lane);
+    const int column = tile_column + accumulator_column(acc, i, lane);
     if (row < rows_valid && column < columns_valid) {
-      out[size_t(first_row + uint(row)) * H + first_column + column] = bfloat(acc.get(i));
+      out[size_t(first_row + uint(row)) * H + first_column + column] = bfloat(accumulator_get(acc, i));
     }
   }
 }

@@ -36,10 +36,10 @@ if (rows_valid > 0) {
   const int tile_column = simd_group / SIMD_M * TN;
   threadgroup bfloat* x_tile = (threadgroup bfloat*)x_pieces;
   threadgroup bfloat* weight_tile = (threadgroup bfloat*)weight_pieces;
-  Tile<TM, TN> gate_acc;
-  Tile<TM, TN> up_acc;
-  gate_acc.clear();
-  up_acc.clear();
+  LILY_ACCUMULATOR(gate_acc, TM, TN, BK);
+  LILY_ACCUMULATOR(up_acc, TM, TN, BK);
+  accumulator_clear(gate_acc);
+  accumulator_clear(up_acc);
   if (expert < uint(E)) {
     const size_t word = expert_words<I, H, BITS>(expert) + size_t(first_column) * (H / UNIT * BITS);
     const size_t group = expert_groups<I, H, GROUP>(expert) + size_t(first_column) * (H / GROUP);
@@ -59,12 +59,12 @@ if (rows_valid > 0) {
         biases_of<SHARED_BITS, SHARED_GROUP, H>(shared_up, I) + group, columns_valid, tile_row, tile_column, thread_id);
   }
 #pragma unroll
-  for (int i = 0; i < Tile<TM, TN>::ELEMENTS; ++i) {
-    const int row = tile_row + Tile<TM, TN>::row(i, lane);
-    const int column = tile_column + Tile<TM, TN>::column(i, lane);
+  for (int i = 0; i < accumulator_size(gate_acc); ++i) {
+    const int row = tile_row + accumulator_row(gate_acc, i, lane);
+    const int column = tile_column + accumulator_column(gate_acc, i, lane);
     if (row < rows_valid && column < columns_valid) {
       hidden[size_t(first_row + uint(row)) * I + first_column + column] =
-          bfloat(swiglu(gate_acc.get(i), up_acc.get(i)));
+          bfloat(swiglu(accumulator_get(gate_acc, i), accumulator_get(up_acc, i)));
     }
   }
 }

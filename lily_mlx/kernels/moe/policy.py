@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lily_mlx.kernels.linear.policy import ShortPlan
-from lily_mlx.metal import current_backend
+from lily_mlx.metal import current_backend, matrix_engine
 
 TILE_HEIGHTS = (8, 16, 32, 48, 64, 96, 128)
 
@@ -55,7 +55,8 @@ class GroupedPolicy:
     ``spread``: a block's height should cover the average rows of an expert times this. ``gate_up`` and ``down``
     have a tile for each height; `grouped_gate_up` computes ``columns`` gate and as many up outputs. Blocks of few rows
     have a plan in ``short_gate_up`` and ``short_down`` instead; the first has its bands of gate and as many of up.
-    ``mlp`` are the tiles of a gated MLP, where all rows have one gate and one up matrix.
+    ``mlp`` are the tiles of a gated MLP, where all rows have one gate and one up matrix. Where tensor operations
+    multiply, `device_policy` has other tiles in these three.
     """
 
     spread: float
@@ -97,12 +98,25 @@ DEVICES = {
 }
 
 
+# For tensor operations: 32 x 32 or 16 x 32 outputs of each matrix for a simdgroup, see `linear.policy`.
+TENSOR_TILES = (GroupedTile(32, 64, 64, 2, 2), GroupedTile(64, 64, 64, 2, 2))
+TENSOR_MLP_TILES = (GroupedTile(16, 64, 64, 1, 2), *TENSOR_TILES)
+
+
+def device_policy() -> GroupedPolicy:
+    """The policy of the current backend's device and matrix engine."""
+    device = DEVICES[current_backend()]
+    if matrix_engine() == "tensor":
+        return replace(device, gate_up=TENSOR_TILES, down=TENSOR_TILES, mlp=TENSOR_MLP_TILES)
+    return device
+
+
 def tile_height(tokens: int, top_k: int, experts: int) -> int:
     """Rows of a block, from the average number of rows per expert.
 
     Tall blocks read the weights fewer times; short ones multiply less padding.
     """
-    policy = DEVICES[current_backend()]
+    policy = device_policy()
     average = tokens * top_k / experts * policy.spread
     heights = [plan.rows for plan in policy.short_gate_up] + [tile.rows for tile in policy.gate_up]
     return next((height for height in heights if average <= height), heights[-1])
@@ -110,19 +124,19 @@ def tile_height(tokens: int, top_k: int, experts: int) -> int:
 
 def gate_up_tile(height: int, depth: int) -> GroupedTile | ShortPlan:
     """The tile of `grouped_gate_up` for blocks of ``height`` rows, where K is ``depth``."""
-    device = DEVICES[current_backend()]
+    device = device_policy()
     return _fitted(device.short_gate_up, device.gate_up, height, depth)
 
 
 def down_tile(height: int, depth: int) -> GroupedTile | ShortPlan:
     """The tile of `grouped_down` for blocks of ``height`` rows, where K is ``depth``."""
-    device = DEVICES[current_backend()]
+    device = device_policy()
     return _fitted(device.short_down, device.down, height, depth)
 
 
 def mlp_tile(rows: int, depth: int) -> GroupedTile:
     """The tile of a gated MLP's gate and up products with ``rows`` rows, where K is ``depth``."""
-    tiles = DEVICES[current_backend()].mlp
+    tiles = device_policy().mlp
     return _tile(tiles, next((tile.rows for tile in tiles if rows <= tile.rows), tiles[-1].rows), depth)
 
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import mlx.core as mx
 
 from lily_mlx.kernels.linear.policy import MOST_STAGED_COLUMNS, ShortPlan, norm_simdgroups
-from lily_mlx.metal import Kernel
+from lily_mlx.metal import Kernel, matrix_engine
 
 from . import policy
 from .routing import Routing
 from .weights import ExpertWeights, check_array, format_template
 
-_TILE_HEADERS = (
-    "metal/include/fragment.h",
-    "metal/include/tile.h",
+_GROUPED_HEADERS = (
     "metal/include/quantized.h",
     "metal/include/operands.h",
     "kernels/moe/experts.h",
     "kernels/moe/grouped.h",
 )
+_TILE_HEADERS = (
+    "metal/include/fragment.h",
+    "metal/include/tile.h",
+    "metal/include/simdgroup_engine.h",
+    *_GROUPED_HEADERS,
+)
+_TENSOR_HEADERS = ("metal/include/tensor_engine.h", *_GROUPED_HEADERS)
 _SHORT_HEADERS = (
     "metal/include/fragment.h",
     "metal/include/tile.h",
@@ -40,6 +45,22 @@ _DOWN = Kernel(
     body="kernels/moe/grouped_down.metal",
     headers=_TILE_HEADERS,
 )
+_TENSOR_GATE_UP = Kernel(
+    name="moe_tensor_gate_up",
+    inputs=_GATE_UP.inputs,
+    outputs=_GATE_UP.outputs,
+    body="kernels/moe/grouped_gate_up.metal",
+    headers=_TENSOR_HEADERS,
+)
+_TENSOR_DOWN = Kernel(
+    name="moe_tensor_down",
+    inputs=_DOWN.inputs,
+    outputs=_DOWN.outputs,
+    body="kernels/moe/grouped_down.metal",
+    headers=_TENSOR_HEADERS,
+)
+_TILED_GATE_UP = {"simdgroup": _GATE_UP, "tensor": _TENSOR_GATE_UP}
+_TILED_DOWN = {"simdgroup": _DOWN, "tensor": _TENSOR_DOWN}
 _SHORT_GATE_UP = Kernel(
     name="moe_short_gate_up",
     inputs=_GATE_UP.inputs,
@@ -88,7 +109,7 @@ def grouped_gate_up(x: mx.array, routing: Routing, weights: ExpertWeights) -> mx
     _check_routing(routing, weights)
     check_array("x", x, (routing.tokens, weights.hidden), mx.bfloat16)
     tile = policy.gate_up_tile(routing.tile_rows, weights.hidden)
-    (hidden,) = (_SHORT_GATE_UP if isinstance(tile, ShortPlan) else _GATE_UP)(
+    (hidden,) = (_SHORT_GATE_UP if isinstance(tile, ShortPlan) else _TILED_GATE_UP[matrix_engine()])(
         [x, routing.row_tokens, routing.blocks, *weights.gate_up_arrays()],
         template=_template(weights, tile) | format_template(weights.gate, weights.shared_gate),
         grid=_grid(routing, tile, weights.intermediate),
@@ -116,7 +137,7 @@ def grouped_down(hidden: mx.array, routing: Routing, weights: ExpertWeights) -> 
     _check_routing(routing, weights)
     check_array("hidden", hidden, (routing.rows, weights.intermediate), mx.bfloat16)
     tile = policy.down_tile(routing.tile_rows, weights.intermediate)
-    (out,) = (_SHORT_DOWN if isinstance(tile, ShortPlan) else _DOWN)(
+    (out,) = (_SHORT_DOWN if isinstance(tile, ShortPlan) else _TILED_DOWN[matrix_engine()])(
         [hidden, routing.blocks, *weights.down_arrays()],
         template=_template(weights, tile) | format_template(weights.down, weights.shared_down),
         grid=_grid(routing, tile, weights.hidden),

@@ -35,6 +35,13 @@ _ARGUMENTS = (
     "-ferror-limit=0", "-Wno-everything", "-Wimplicit-float-conversion",
 )  # fmt: skip
 
+# Metal 4's headers, which a text includes by name.
+_TENSOR_HEADERS = {
+    "metal_tensor": "metal_tensor_types.h",
+    "MetalPerformancePrimitives/MetalPerformancePrimitives.h": "metal_performance_primitives.h",
+}
+_METAL_4 = "-D__METAL_VERSION__=400"
+
 # Included before the text of a unit, so that its line numbers stay what they are. MLX defines shuffles of
 # bfloat; a declaration that comes first makes their use an error.
 BEFORE = f"{VIRTUAL}/before.h"
@@ -95,6 +102,7 @@ def wheel_sources() -> dict[str, str]:
 @functools.cache
 def _virtual_files() -> tuple[tuple[str, str], ...]:
     files = [(f"{INCLUDE}/{name}", '#include "metal_stdlib.h"\n') for name in METAL_HEADERS]
+    files += [(f"{INCLUDE}/{name}", f'#include "{INCLUDE}/{file}"\n') for name, file in _TENSOR_HEADERS.items()]
     files += [(path, translate(blank_comments(text))) for path, text in wheel_sources().items()]
     files.append((PREAMBLE, _preamble()))
     return tuple(files)
@@ -141,7 +149,9 @@ class FrontEnd:
         text = translate_unit(unit)
         path = unit_path(unit)
         files = [*_virtual_files(), (BEFORE, _BEFORE), (path, text)]
-        parsed = self._index.parse(path, args=[*self._arguments, "-include", BEFORE], unsaved_files=files)
+        version = [_METAL_4] if "#include <metal_tensor>" in unit.text else []
+        arguments = [*self._arguments, *version, "-include", BEFORE]
+        parsed = self._index.parse(path, args=arguments, unsaved_files=files)
         return Compiled(parsed, text, diagnostics(parsed, unit, path))
 
     def errors(self, text: str) -> list[str]:

@@ -25,6 +25,7 @@ SPECIFICATION = {
     "atomic_uint": "Data Types, Atomic Data Types",
     "atomic_int": "Data Types, Atomic Data Types",
     "uint4": "Data Types, Vector Data Types",
+    "is_valid_element": "Data Types, Tensors: cooperative tensors",
 }
 # What a macro of our declarations hides.
 _MACROS = {"__builtin_inff": "INFINITY", "__builtin_nanf": "NAN"}
@@ -58,6 +59,11 @@ def wheel_words() -> frozenset[str]:
 
 
 def _library_names(declaration: Node) -> Iterator[tuple[Node, str]]:
+    for node in declaration.find("MEMBER_REF_EXPR"):
+        # Of an object whose type is a template parameter the name is all there is.
+        written = re.search(r"\.\s*(?:template\s+)?(\w+)\s*(?:<[^()]*>)?$", node.source)
+        if written and written.group(1) in tensor_members():
+            yield node, written.group(1)
     for node in declaration.find("DECL_REF_EXPR", "TYPE_REF", "OVERLOADED_DECL_REF", "TEMPLATE_REF"):
         if node.kind == "OVERLOADED_DECL_REF":
             # Which overload it is depends on template parameters; the name is what counts.
@@ -81,6 +87,15 @@ def _library_names(declaration: Node) -> Iterator[tuple[Node, str]]:
         parent = target.semantic_parent
         space = f"{parent.spelling}::" if parent is not None and parent.spelling in ("fast", "precise") else ""
         yield node, space + str(target.spelling)
+
+
+@functools.cache
+def tensor_members() -> frozenset[str]:
+    """Methods of the tensor operations that we declare."""
+    words: set[str] = set()
+    for name in ("metal_tensor_types.h", "metal_performance_primitives.h"):
+        words.update(re.findall(r"(\w+)\([^()]*\) const thread", (INCLUDE / name).read_text()))
+    return frozenset(words)
 
 
 @functools.cache

@@ -2,7 +2,8 @@
 
 The decode step, prefill chunks and their parts are traced with `mx.export_function`, which records each kernel
 with its text and needs no GPU and no weights. What is traced covers every choice that depends on a size: all
-encodings of weights, both sides of each limit on the rows of a chunk, and all lengths of context.
+encodings of weights, both sides of each limit on the rows of a chunk, and all lengths of context; and chunks once more
+with the other engine of matrix products.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from lily_mlx.model.prefill import all_logits
 
 from .. import metal_backend
 from ..backend import use_backend
+from ..matrix_engines import CHECKED_SHAPES, NAMES, check_product, use_matrix_engine
 from ..source import KernelText
 from .family import FAMILY
 from .unit import ExactText
@@ -133,6 +135,10 @@ def collect(quick: bool = False) -> list[ExactText]:
     """The distinct texts of all workloads, in the order in which they occur first."""
     found: dict[str, str] = {}
     with use_backend("metal", tracing=True):
+        for m, n, k in CHECKED_SHAPES:
+            operands = [mx.zeros((m, k), mx.bfloat16), mx.zeros((n, k), mx.bfloat16)]
+            for text, name in record(check_product, operands):
+                found.setdefault(text, name)
         for workload in workloads(quick):
             for text, name in _texts_of(workload):
                 found.setdefault(text, name)
@@ -208,6 +214,16 @@ def _shared_experts(settings: dict[str, Any]) -> list[str]:
 
 
 def _texts_of(workload: Workload) -> Iterator[tuple[str, str]]:
+    with use_matrix_engine(NAMES[0]):
+        yield from _texts_of_engine(workload)
+    with use_matrix_engine(NAMES[1]):
+        weights = abstract_weights(workload.config)
+        for rows in workload.rows:
+            state = (weights, empty_caches(workload.config))
+            yield from record(*_chunk(workload.config, state, rows, 0, last_only=False))
+
+
+def _texts_of_engine(workload: Workload) -> Iterator[tuple[str, str]]:
     config = workload.config
     weights = abstract_weights(config)
     yield from record(*_choices(config, (weights, empty_caches(config))))

@@ -37,12 +37,13 @@ _SIMDGROUP_INDEX = re.compile(
 # Every lane of a simdgroup gets the same result.
 _REDUCTIONS = re.compile(r"simd_(?:sum|product|max|min|and|or|xor|any|all|broadcast_first)$")
 _ONE_LANE = re.compile(r"simd_(?:broadcast|shuffle)$")
+# `run` is that of a simdgroup's tensor operation.
 _SIMD_OPERATION = re.compile(
-    r"(?:simd|quad)_(?!lane|group)\w+$|simdgroup_(?:load|store|multiply|multiply_accumulate|barrier)$"
+    r"(?:simd|quad)_(?!lane|group)\w+$|simdgroup_(?:load|store|multiply|multiply_accumulate|barrier)$|run$"
 )
 # The argument that a function of the library writes through a pointer or reference.
 _WRITES = {
-    "simdgroup_load": 0, "simdgroup_multiply": 0, "simdgroup_multiply_accumulate": 0,
+    "simdgroup_load": 0, "simdgroup_multiply": 0, "simdgroup_multiply_accumulate": 0, "run": 2,
     "sincos": 1, "frexp": 1, "modf": 1, "atomic_compare_exchange_weak_explicit": 1,
 }  # fmt: skip
 _BARRIER = "threadgroup_barrier"

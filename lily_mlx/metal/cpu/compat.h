@@ -6,6 +6,7 @@
 #define LILY_CPU 1
 #include "atomics.h"
 #include "matrix.h"
+#include "tensor.h"
 
 namespace lily {
 

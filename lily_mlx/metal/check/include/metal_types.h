@@ -12,7 +12,9 @@
 
 #define METAL_FUNC inline
 #define __METAL__ 1
+#ifndef __METAL_VERSION__ // 400 for a text with Metal 4's tensor operations
 #define __METAL_VERSION__ 320
+#endif
 
 typedef signed char int8_t;
 typedef short int16_t;

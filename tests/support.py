@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
+import pytest
+
+from lily_mlx.metal import current_backend, matrix_engines
 
 BFLOAT16_TOLERANCE = 2e-2
 FLOAT32_TOLERANCE = 1e-4
@@ -84,3 +87,10 @@ def run_command(main, arguments, capsys) -> tuple[object, str, str]:
         code = exit_.code
     out, err = capsys.readouterr()
     return code, out, err
+
+
+def need_tensor_operations() -> None:
+    """Skips a test on a Mac without Metal 4's tensor operations; `cpu` and `cuda` have them for tests."""
+    missing = matrix_engines.missing_for_tensors(*matrix_engines._device()) if current_backend() == "metal" else ""
+    if missing:
+        pytest.skip(missing)

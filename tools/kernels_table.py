@@ -24,7 +24,7 @@ from compare.launches import ByteCount
 from compare.lily_trace import chunk_graph, decode_graph
 from compare.results import table
 from lily_mlx import kernels as package
-from lily_mlx.metal import Kernel, use_backend
+from lily_mlx.metal import Kernel, use_backend, use_matrix_engine
 from lily_mlx.metal.kernel import PACKAGE
 
 from . import kernel_evidence
@@ -164,8 +164,9 @@ def description(path: Path) -> str:
 
 def rows() -> list[Row]:
     """All kernels, with the counts of a decode step and of a prefill chunk of the full-size model."""
-    step = _counts(decode_graph(CONTEXT), ByteCount(1, CONTEXT))
-    chunk = _counts(chunk_graph(CHUNK, CONTEXT), ByteCount(CHUNK, CONTEXT))
+    with use_matrix_engine("simdgroup"):  # the same page on every machine
+        step = _counts(decode_graph(CONTEXT), ByteCount(1, CONTEXT))
+        chunk = _counts(chunk_graph(CHUNK, CONTEXT), ByteCount(CHUNK, CONTEXT))
     return [
         Row(family, kernel, description(_body(kernel)), step.get(name), chunk.get(name))
         for name, (family, kernel) in all_kernels().items()

@@ -11,7 +11,7 @@ import pytest
 from lily_mlx.kernels import linear
 from lily_mlx.kernels.linear import policy, prefill
 from lily_mlx.metal import use_matrix_engine
-from tests.support import bf16, quantized, rng, to_numpy
+from tests.support import bf16, need_tensor_operations, quantized, rng, to_numpy
 
 from .test_prefill import check_matmul
 from .weights import integer_weight
@@ -19,6 +19,7 @@ from .weights import integer_weight
 
 @pytest.fixture(autouse=True)
 def tensors() -> Iterator[None]:
+    need_tensor_operations()
     with use_matrix_engine("tensor"):
         yield
 

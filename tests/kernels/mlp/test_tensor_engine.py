@@ -8,13 +8,14 @@ import pytest
 from lily_mlx.kernels import mlp
 from lily_mlx.kernels.mlp import prefill, reference
 from lily_mlx.metal import use_matrix_engine
-from tests.support import BFLOAT16_TOLERANCE, assert_close, bf16, quantized, rng, to_numpy
+from tests.support import BFLOAT16_TOLERANCE, assert_close, bf16, need_tensor_operations, quantized, rng, to_numpy
 
 
 @pytest.mark.parametrize(
     ("rows", "intermediate", "hidden", "bits"), [(9, 33, 96, 3), (17, 65, 64, 4), (70, 70, 320, 6)], ids=str
 )
 def test_chunk_is_the_definition(rows, intermediate, hidden, bits, monkeypatch):
+    need_tensor_operations()
     launched = []
     kernel = prefill._TILED["tensor"]
     monkeypatch.setitem(

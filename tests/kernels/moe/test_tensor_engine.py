@@ -8,6 +8,7 @@ import pytest
 
 from lily_mlx.kernels.moe import policy, prefill
 from lily_mlx.metal import use_matrix_engine
+from tests.support import need_tensor_operations
 
 from .experts import Format
 from .test_prefill import run
@@ -17,6 +18,7 @@ LAYOUT = Format((4, 32), (8, 32), (8, 32), (4, 32))
 
 @pytest.fixture(autouse=True)
 def tensors() -> Iterator[None]:
+    need_tensor_operations()
     with use_matrix_engine("tensor"):
         yield
 

@@ -18,6 +18,8 @@ from .config import ModelConfig
 from .decode import StepOutput, mlp_step
 from .weights import AttentionWeights, DeltaNetWeights, LayerWeights, MLPWeights, ModelWeights, MoEWeights
 
+MOST_PARTS_AHEAD = 2  # parts of a chunk's layers that wait for the device while the host prepares another
+
 
 def prefill_chunk(
     weights: ModelWeights,
@@ -38,7 +40,8 @@ def prefill_chunk(
         position: int32 [1], ``length`` on the device; None: made here.
         last: int32 [1], position of the last row, where only that row is wanted: the last layer then computes for it
             alone what no cache keeps. None: all rows.
-        submit_every: after so many layers the device gets their work while the host prepares the next; 0: never.
+        submit_every: after so many layers the device gets their work while the host prepares the next; 0: never. The
+            host waits where it is more than `MOST_PARTS_AHEAD` parts ahead, so that memory holds what few layers need.
 
     Returns:
         The residual stream after the last layer, bfloat16 [M, H], or [1, H] with ``last``; and the new caches.
@@ -47,9 +50,13 @@ def prefill_chunk(
         position = mx.array([length], mx.int32)
     x, normed = embed_chunk(weights, config, tokens)
     new_caches: tuple[LayerCache, ...] = ()
+    submitted: list[mx.array] = []
     for layers in layer_parts(len(weights.layers), submit_every):
         if layers.start:
             mx.async_eval(x)
+            submitted.append(x)
+        if len(submitted) > MOST_PARTS_AHEAD:
+            mx.eval(submitted.pop(0))
         own = caches[layers.start : layers.stop]
         x, normed, own = prefill_layers(weights, config, layers, x, normed, length, own, position, last)
         new_caches += own

@@ -31,11 +31,19 @@ COPY = """========= Host API memory access error at host access to 0x48ea0b3600 
 =========     Uninitialized access to 0x48ea0b5a00 on access by cudaMemcpy source
 =========
 """
+MLX = """========= Uninitialized __global__ memory read of size 16 bytes
+=========     at void mlx::core::cu::copy_v<__nv_bfloat16, float, unsigned int, (int)8>(const T1 *, T2 *, T3)+0x80
+=========     by thread (1,0,0) in block (0,0,0)
+=========
+"""
 
 
 @pytest.mark.parametrize(
     ("log", "errors", "by_kernel"),
     [
+        pytest.param(MLX + CLEAN.replace("0", "1"), 0, {}, id="a-read-of-mlx"),
+        pytest.param(MLX.replace("Uninitialized", "Invalid") + CLEAN.replace("0", "1"), 1, {}, id="a-fault-of-mlx"),
+        pytest.param(MLX + BAD.replace("SUMMARY: 2", "SUMMARY: 3"), 2, {"norm_project": 2}, id="mlx-and-reports"),
         pytest.param(COPY + CLEAN.replace("0", "1"), 0, {}, id="a-copy-to-the-host"),
         pytest.param(COPY + BAD.replace("SUMMARY: 2", "SUMMARY: 3"), 2, {"norm_project": 2}, id="a-copy-and-reports"),
         pytest.param(CLEAN, 0, {}, id="clean"),
@@ -88,6 +96,12 @@ def said(failed: list[str]) -> str:
         pytest.param(CLEAN, said(["embed [3]: wrong"]), "embed [3]: wrong", id="a-failed-check"),
         pytest.param(CLEAN, "Killed", "the checks ended early (exit status 0): Killed", id="killed"),
         pytest.param("", said([]), "its log has no summary", id="no-summary"),
+        pytest.param(
+            "Warning: Error buffer overflow has been detected. Some records have been dropped\n" + CLEAN,
+            said([]),
+            "it dropped reports",
+            id="dropped-reports",
+        ),
     ],
 )
 def test_what_goes_wrong_is_said(tool, log, printed, problem):

@@ -13,7 +13,7 @@ from .checks import (
     check_staged,
     weight_template,
 )
-from .policy import matvec_plan
+from .policy import MatvecPlan, gated_norm_plan, matvec_plan
 from .weight import QuantizedWeight
 
 _HEADERS = ("metal/include/quantized.h", "kernels/linear/matvec.h")
@@ -137,13 +137,19 @@ def gated_norm_project_add(
         w,
         {"HEAD": head, "Z_OFFSET": z_offset, "EPS": float(eps)},
         mx.bfloat16,
+        gated_norm_plan(w.rows, w.columns, w.bits),
     )
 
 
 def _launch(
-    kernel: Kernel, inputs: list[mx.array], w: QuantizedWeight, template: dict, out_dtype: mx.Dtype
+    kernel: Kernel,
+    inputs: list[mx.array],
+    w: QuantizedWeight,
+    template: dict,
+    out_dtype: mx.Dtype,
+    plan: MatvecPlan | None = None,
 ) -> mx.array:
-    plan = matvec_plan(w.rows, w.columns, w.bits)
+    plan = plan or matvec_plan(w.rows, w.columns, w.bits)
     (out,) = kernel(
         inputs,
         template={**template, **weight_template(w), **plan.template()},

@@ -11,6 +11,7 @@ SHORT_BLOCK = 128  # columns of K that a simdgroup of a short product takes at o
 UNIT = 32  # codes that a lane takes from a row at once
 # A norm and its product are one launch up to so many rows and columns of the product.
 NORM_MATMUL_ROWS, NORM_MATMUL_COLUMNS = 64, 1024
+MOST_LOADED = 8  # units of codes that a lane of a matrix-vector kernel has under way
 MOST_STAGED_COLUMNS = 8192  # a row of bfloat16 that kernels keep in threadgroup memory: 16 KB
 
 
@@ -20,16 +21,18 @@ class DevicePolicy:
 
     Decode: up to ``rows`` rows of a weight share the activations in a lane's registers, fewer where the launch
     would have less than ``fill`` simdgroups; ``ahead`` units of each row are loaded before they are used; a
-    threadgroup has ``simdgroups`` simdgroups. Prefill: up to ``short.rows`` rows the matrix product takes the
-    plan ``short`` where that makes ``fill_short`` threadgroups; else one of ``tiles``, which fills the device from
-    ``fill_tiles`` threadgroups on, or of ``tensor_tiles`` where tensor operations multiply. ``short_norm`` is the plan
-    of a norm and its product in one launch.
+    threadgroup has ``simdgroups`` simdgroups, or ``gated_simdgroups`` where they share the work of a gated norm.
+    Prefill: up to ``short.rows`` rows the matrix product takes the plan ``short`` where that makes ``fill_short``
+    threadgroups; else one of ``tiles``, which fills the device from ``fill_tiles`` threadgroups on, or of
+    ``tensor_tiles`` where tensor operations multiply. ``short_norm`` is the plan of a norm and its product in one
+    launch.
     """
 
     rows: int
     fill: int
     ahead: int
     simdgroups: int
+    gated_simdgroups: int
     short: ShortPlan
     fill_short: int
     short_norm: ShortPlan
@@ -82,8 +85,14 @@ def matvec_plan(rows: int, columns: int, bits: int = 4) -> MatvecPlan:
     while shared > 1 and rows * lanes < device.fill * shared * 32:
         shared //= 2
     steps = -(-units // lanes)
-    ahead = max(n for n in range(1, device.ahead + 1) if steps % n == 0)
+    most = max(1, min(device.ahead, MOST_LOADED // shared))
+    ahead = max(n for n in range(1, most + 1) if steps % n == 0)
     return MatvecPlan(max(1, shared * lanes // 32), lanes, ahead, device.simdgroups)
+
+
+def gated_norm_plan(rows: int, columns: int, bits: int = 4) -> MatvecPlan:
+    """`matvec_plan` where each threadgroup computes a gated norm of all ``columns`` columns first."""
+    return replace(matvec_plan(rows, columns, bits), simdgroups=device_policy().gated_simdgroups)
 
 
 @dataclass(frozen=True)
@@ -247,6 +256,7 @@ DEVICES = {
         fill=256,
         ahead=1,
         simdgroups=4,
+        gated_simdgroups=4,
         short=_SHORT,
         fill_short=1,
         short_norm=_SHORT_NORM,
@@ -255,10 +265,11 @@ DEVICES = {
         tensor_tiles=_TENSOR_TILES,
     ),
     "cuda": DevicePolicy(
-        rows=4,
+        rows=8,
         fill=1536,
         ahead=2,
         simdgroups=4,
+        gated_simdgroups=16,
         short=ShortPlan(16, 1, 2, 4, 512, ahead=1),
         fill_short=200,
         short_norm=ShortPlan(8, 1, 1, 8, 1024, x_ahead=True),
@@ -271,6 +282,7 @@ DEVICES = {
         fill=16,
         ahead=2,
         simdgroups=4,
+        gated_simdgroups=4,
         short=_SHORT,
         fill_short=1,
         short_norm=_SHORT_NORM,

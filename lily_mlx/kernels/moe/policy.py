@@ -107,7 +107,11 @@ def device_policy() -> GroupedPolicy:
     """The policy of the current backend's device and matrix engine."""
     device = DEVICES[current_backend()]
     if matrix_engine() == "tensor":
-        return replace(device, gate_up=TENSOR_TILES, down=TENSOR_TILES, mlp=TENSOR_MLP_TILES)
+        short = {
+            name: tuple(plan for plan in getattr(device, name) if plan.rows < TENSOR_TILES[0].rows)
+            for name in ("short_gate_up", "short_down")
+        }
+        return replace(device, gate_up=TENSOR_TILES, down=TENSOR_TILES, mlp=TENSOR_MLP_TILES, **short)
     return device
 
 
@@ -143,7 +147,7 @@ def mlp_tile(rows: int, depth: int) -> GroupedTile:
 def _fitted(
     short: tuple[ShortPlan, ...], tiles: tuple[GroupedTile, ...], height: int, depth: int
 ) -> GroupedTile | ShortPlan:
-    """The tile of the next larger height, cut to ``height``, with a step that divides ``depth``."""
+    """The tile of the next larger height, cut to ``height`` where that can be, with a step that divides ``depth``."""
     for plan in short:
         if height <= plan.rows:
             return plan.for_depth(depth)
@@ -155,10 +159,10 @@ def _tile(tiles: tuple[GroupedTile, ...], height: int, depth: int) -> GroupedTil
     step = tile.depth if height <= tile.rows else 32  # threadgroup memory holds no more of taller tiles
     while depth % step:
         step //= 2
-    rows = height // tile.simdgroup_rows
-    assert rows % 8 == 0, f"no tile for blocks of {height} rows"
+    fragment = 16 if matrix_engine() == "tensor" else 8
+    rows = height if height % (fragment * tile.simdgroup_rows) == 0 else tile.rows
     ahead = max(n for n in range(1, tile.ahead + 1) if depth // step % n == 0)
-    return replace(tile, rows=height, depth=step, ahead=ahead)
+    return replace(tile, rows=rows, depth=step, ahead=ahead)
 
 
 def sort_threads(pairs: int) -> int:

@@ -99,7 +99,7 @@ WHEN = {
     "batch_adjust": "steps of several sequences",
     "batch_draw": "steps of several sequences, with top-p, min-p, top-k or XTC in one",
     "batch_select": "steps of several sequences without such filters",
-    "deltanet_short": "chunks of at most 64 rows, steps of several sequences",
+    "deltanet_short": "chunks of few rows, steps of several sequences",
     "draw": "with top-p, min-p, top-k or XTC",
     "mlp_gate_up_chunk": "dense models",
     "mlp_gate_up_step": "dense models",

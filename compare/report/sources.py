@@ -292,11 +292,23 @@ class Measurements:
         return self._newest("ablations", "rows", lambda r: (r.get("mechanism"), r.get("phase"), r.get("length")))
 
     def batches(self) -> dict[Group, list[Entry]]:
-        """Rows of each group: several streams at once by context and streams, then the first token after a prefix."""
-        entries = self._newest("batch", "rows", lambda r: (r["phase"], r["length"], r["streams"], r.get("suffix")))
+        """Rows of each group: several streams at once, then the first token after a prefix.
+
+        The rows of one context are of one file, since they are compared with each other: the newest of those that have
+        the most rows of it.
+        """
+        found: dict[Group, dict[tuple[str, int], list[Entry]]] = {}
+        for result in self.of_kind("batch"):
+            own: dict[tuple[Group, tuple[str, int]], list[Entry]] = {}
+            for row in result.rows:
+                group = Group(result.device, result.model(row))
+                own.setdefault((group, (row["phase"], row["length"])), []).append(Entry(row, result))
+            for (group, place), entries in own.items():
+                if len(entries) >= len(found.setdefault(group, {}).get(place, [])):
+                    found[group][place] = sorted(entries, key=lambda entry: entry.row["streams"])
         return {
-            group: sorted(own, key=lambda e: (e.row["phase"], e.row["length"], e.row["streams"]))
-            for group, own in entries.items()
+            group: [entry for place in sorted(places) for entry in places[place]]
+            for group, places in sorted(found.items())
         }
 
     def consistency(self) -> list[Entry]:

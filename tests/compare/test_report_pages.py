@@ -115,6 +115,20 @@ def test_our_loop_and_mlx_lms_have_a_table_of_their_own(folder):
     assert cells(section)[2:] == [["decode", "256", "12.00", "8.00", "+50.0 %", "1"]]
 
 
+def test_streams_that_are_compared_are_of_one_run(folder):
+    def rows(*pairs):
+        return [
+            {"phase": "decode", "streams": n, "length": 1024, "seconds": 0.01, "tokens_per_s": speed}
+            for n, speed in pairs
+        ]
+
+    folder.add("batch", rows((2, 150.0), (1, 100.0)))
+    folder.add("batch", rows((1, 200.0), (2, 300.0)))
+    folder.add("batch", rows((2, 400.0)))
+    lines = cells(folder.block("batch"))[2:]
+    assert [(line[0], line[3]) for line in lines] == [("1", "200.0"), ("2", "300.0")]
+
+
 def test_several_streams_and_the_first_token_are_shown(folder):
     folder.add_everything()
     block = folder.block("batch")

@@ -144,6 +144,7 @@ class Point(NamedTuple):
 
 
 Speeds = dict[Point, dict[str, Entry]]
+_Choice = Callable[[Sequence[dict[str, Entry]]], dict[str, Entry]]  # of the entries of several files, oldest first
 
 
 def read(directory: Path) -> list[Result]:
@@ -232,10 +233,24 @@ class Measurements:
     def speeds(self) -> dict[Group, Speeds]:
         """Sweep rows, and beside them the peers' rows of the same device and shapes.
 
-        The engines of a row were measured side by side: they are of the newest file that has ours and another; else of
-        the newest that has ours.
+        The engines of a row were measured side by side: they are of the newest file that has ours and another, if our
+        newest figure is of the same commit; else our newest figure stands alone, see `earlier_pairs`.
         """
         return self._speeds(lambda engine: engine != ACCELERATED)
+
+    def earlier_pairs(self) -> dict[Group, Speeds]:
+        """The newest sweep rows with our engine and another, where our newest figure is of another commit."""
+        chosen = self.speeds()
+        found = self._speeds(lambda engine: engine != ACCELERATED, _newest_pair)
+        pairs = {
+            group: {
+                point: entries
+                for point, entries in speeds.items()
+                if entries and entries.keys() - chosen[group][point].keys()
+            }
+            for group, speeds in found.items()
+        }
+        return {group: speeds for group, speeds in pairs.items() if speeds}
 
     def loops(self) -> dict[Group, Speeds]:
         """Sweep rows where our loop and mlx-lm's loop on our kernels were measured side by side."""
@@ -246,7 +261,7 @@ class Measurements:
         }
         return {group: speeds for group, speeds in found.items() if speeds}
 
-    def _speeds(self, wanted: Callable[[str], bool]) -> dict[Group, Speeds]:
+    def _speeds(self, wanted: Callable[[str], bool], choose: _Choice | None = None) -> dict[Group, Speeds]:
         found: dict[Group, dict[Point, list[dict[str, Entry]]]] = {}
         for result in self.of_kind("sweep", "peer"):
             own: set[tuple[Point, str]] = set()
@@ -261,7 +276,10 @@ class Measurements:
                 if not files or next(iter(files[-1].values())).result is not result:
                     files.append({})
                 files[-1][row["engine"]] = Entry(row, result)
-        groups = {group: {point: _side_by_side(files) for point, files in own.items()} for group, own in found.items()}
+        groups = {
+            group: {point: (choose or _side_by_side)(files) for point, files in own.items()}
+            for group, own in found.items()
+        }
         own_groups = {
             g: s for g, s in groups.items() if any(not e.result.is_peer for p in s.values() for e in p.values())
         }
@@ -371,14 +389,26 @@ def engines(speeds: Speeds) -> list[str]:
 
 def _side_by_side(files: Sequence[dict[str, Entry]]) -> dict[str, Entry]:
     """The entries of one point from several files, oldest first."""
-    is_peer = [next(iter(entries.values())).result.is_peer for entries in files]
-    measured = [entries for entries, peer in zip(files, is_peer, strict=True) if not peer]
-    measured.sort(key=lambda entries: (OWN_ENGINE in entries, OWN_ENGINE in entries and len(entries) > 1))
-    chosen = measured[-1] if measured else {}
-    for entries, peer in zip(files, is_peer, strict=True):
-        if peer:
+    measured = [entries for entries in files if not _source(entries).is_peer]
+    own = [entries for entries in measured if OWN_ENGINE in entries]
+    pairs = [entries for entries in own if len(entries) > 1]
+    chosen = (own or measured or [{}])[-1]
+    if pairs and _source(pairs[-1]).data["commit"] == _source(chosen).data["commit"]:
+        chosen = pairs[-1]
+    for entries in files:
+        if _source(entries).is_peer:
             chosen = {**chosen, **entries}
     return chosen
+
+
+def _newest_pair(files: Sequence[dict[str, Entry]]) -> dict[str, Entry]:
+    """The newest of one point's files that has our engine and another; nothing if there is none."""
+    pairs = [entries for entries in files if OWN_ENGINE in entries and len(entries) > 1]
+    return pairs[-1] if pairs else {}
+
+
+def _source(entries: dict[str, Entry]) -> Result:
+    return next(iter(entries.values())).result
 
 
 def _point_order(item: tuple[Point, Any]) -> tuple[Any, ...]:

@@ -114,6 +114,10 @@ def sweep(measurements: Measurements, page: Page) -> str:
     for group, speeds in groups.items():
         shown = speeds if page.full else {p: e for p, e in speeds.items() if p in measured_lengths(speeds)}
         parts.append(f"{page.heading} {group.title}\n\n{_sweep_group(group, shown, page)}")
+        earlier = measurements.earlier_pairs().get(group)
+        if earlier:
+            text = "Side by side with another engine at an earlier commit of this package:\n\n"
+            parts.append(text + _sweep_group(group, earlier, page))
     return "\n\n".join(parts)
 
 

@@ -16,21 +16,39 @@ from .report_folder import EMPTY, FULL, GPU, GREEN, LEAST, PEER, RED, cells, spe
 # Merging
 
 
+def numbers(speeds):
+    return {point: {e: entry.row["tokens_per_s"] for e, entry in entries.items()} for point, entries in speeds.items()}
+
+
 def test_the_newest_green_result_with_two_engines_wins(folder):
     """A ratio of speeds from two runs would compare two days."""
-    folder.add("sweep", [speed("decode", 256, "lily_mlx", 9.0), speed("decode", 256, "mlx_lm", 4.0)])
-    folder.add("sweep", [speed("decode", 256, "lily_mlx", 10.0), speed("decode", 256, "mlx_lm", 5.0)])
-    folder.add("sweep", [speed("decode", 512, "lily_mlx", 15.0), speed("decode", 512, "mlx_lm", 6.0)], gate=RED)
-    folder.add("sweep", [speed("decode", 256, "lily_mlx", 20.0), speed("decode", 512, "lily_mlx", 17.0)])
-    folder.add("sweep", [speed("decode", 256, "mlx_lm", 7.0), speed("decode", 512, "lily_mlx", 18.0)])
-    folder.add("sweep", [speed("decode", 256, "lily_mlx", 99.0)], gate=RED)
-    speeds = folder.measurements().speeds()[FULL]
-    assert {
-        point: {e: entry.row["tokens_per_s"] for e, entry in entries.items()} for point, entries in speeds.items()
-    } == {
+    folder.add("sweep", [speed("decode", 256, "lily_mlx", 9.0), speed("decode", 256, "mlx_lm", 4.0)], commit="a")
+    folder.add("sweep", [speed("decode", 256, "lily_mlx", 10.0), speed("decode", 256, "mlx_lm", 5.0)], commit="b")
+    folder.add(
+        "sweep", [speed("decode", 512, "lily_mlx", 15.0), speed("decode", 512, "mlx_lm", 6.0)], gate=RED, commit="b"
+    )
+    folder.add("sweep", [speed("decode", 256, "lily_mlx", 20.0), speed("decode", 512, "lily_mlx", 17.0)], commit="b")
+    folder.add("sweep", [speed("decode", 256, "mlx_lm", 7.0), speed("decode", 512, "lily_mlx", 18.0)], commit="c")
+    folder.add("sweep", [speed("decode", 256, "lily_mlx", 99.0)], gate=RED, commit="c")
+    measurements = folder.measurements()
+    assert numbers(measurements.speeds()[FULL]) == {
         Point("decode", 256): {"lily_mlx": 10.0, "mlx_lm": 5.0},
         Point("decode", 512): {"lily_mlx": 18.0},
     }
+    assert measurements.earlier_pairs() == {}
+
+
+def test_a_pair_of_an_earlier_commit_stands_apart(folder):
+    """What another engine was measured against is no longer what the package is."""
+    folder.add("sweep", [speed("prefill", 256, "lily_mlx", 10.0), speed("prefill", 256, "mlx_lm", 5.0)], commit="a")
+    folder.add("sweep", [speed("prefill", 256, "lily_mlx", 30.0)], commit="b")
+    measurements = folder.measurements()
+    assert numbers(measurements.speeds()[FULL]) == {Point("prefill", 256): {"lily_mlx": 30.0}}
+    assert numbers(measurements.earlier_pairs()[FULL]) == {Point("prefill", 256): {"lily_mlx": 10.0, "mlx_lm": 5.0}}
+    page = folder.block("sweep")
+    assert (
+        page.index("30.00") < page.index("Side by side with another engine at an earlier commit") < page.index("5.00")
+    )
 
 
 def test_devices_and_models_do_not_mix(folder):

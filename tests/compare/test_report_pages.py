@@ -106,8 +106,10 @@ def test_every_table_of_the_document_is_filled(folder):
 
 def test_our_loop_and_mlx_lms_have_a_table_of_their_own(folder):
     """Beside another engine, our speed is that of the run with that engine."""
-    folder.add("sweep", [speed("decode", 256, "lily_mlx", 10.0), speed("decode", 256, "mlx_lm", 5.0)])
-    folder.add("sweep", [speed("decode", 256, "lily_mlx", 12.0), speed("decode", 256, "mlx_lm+lily_mlx", 8.0)])
+    pair = [speed("decode", 256, "lily_mlx", 10.0), speed("decode", 256, "mlx_lm", 5.0)]
+    loops = [speed("decode", 256, "lily_mlx", 12.0), speed("decode", 256, "mlx_lm+lily_mlx", 8.0)]
+    folder.add("sweep", pair, commit="a")
+    folder.add("sweep", loops, commit="a")
     folder.add("sweep", [speed("decode", 512, "mlx_lm+lily_mlx", 8.0)])
     assert cells(folder.block("sweep"))[2] == ["decode", "256", "10.00", "5.00", "2.00", "1"]
     page = folder.report().pages[Path("docs/measurements.md")]

@@ -107,12 +107,19 @@ def device_policy() -> GroupedPolicy:
     """The policy of the current backend's device and matrix engine."""
     device = DEVICES[current_backend()]
     if matrix_engine() == "tensor":
-        short = {
-            name: tuple(plan for plan in getattr(device, name) if plan.rows < TENSOR_TILES[0].rows)
-            for name in ("short_gate_up", "short_down")
-        }
-        return replace(device, gate_up=TENSOR_TILES, down=TENSOR_TILES, mlp=TENSOR_MLP_TILES, **short)
+        return replace(
+            device,
+            short_gate_up=_below(device.short_gate_up, TENSOR_TILES[0].rows),
+            short_down=_below(device.short_down, TENSOR_TILES[0].rows),
+            gate_up=TENSOR_TILES,
+            down=TENSOR_TILES,
+            mlp=TENSOR_MLP_TILES,
+        )
     return device
+
+
+def _below(plans: tuple[ShortPlan, ...], rows: int) -> tuple[ShortPlan, ...]:
+    return tuple(plan for plan in plans if plan.rows < rows)
 
 
 def tile_height(tokens: int, top_k: int, experts: int) -> int:

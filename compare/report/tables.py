@@ -390,6 +390,7 @@ def batches(measurements: Measurements, page: Page) -> str:
         text = f"{page.heading} {group.title}\n\n"
         streams = [entry for entry in entries if entry.row["phase"] == "decode"]
         if streams:
+            text += "One stream takes the single route, more advance together; all rows are of one run.\n\n"
             text += _columns(_STREAM_COLUMNS, streams, citations) + "\n\n"
         for row, result in entries:
             if row["phase"] == "first token":

@@ -104,14 +104,16 @@ def _checks() -> list[Check]:
 def _run(checks: list[Check], journal: Path) -> Failures:
     """Runs checks with a note of the one that runs, for the case that it takes the process with it."""
     failures = _ended_in(journal)
-    results: list[Result] = []
     for item in checks:
         # One failure decides about a function; and what ended a process is not tried again.
         if item.function in failures:
             continue
         _note(journal, {"process": os.getpid(), "running": item.function, "failed": failures})
-        results = list(check.run([item]))
-        failures |= _failures(results)
+        try:
+            failures |= _failures(check.run([item]))
+        except BaseException:  # Ctrl-C says nothing about the kernel that ran
+            _note(journal, {"process": os.getpid(), "running": None, "failed": failures})
+            raise
     with contextlib.suppress(OSError):
         journal.unlink(missing_ok=True)
     return failures
@@ -131,7 +133,8 @@ def _ended_in(journal: Path) -> Failures:
         noted = json.loads(journal.read_text(encoding="utf-8"))
         if _is_alive(int(noted["process"])):
             return {}
-        return {**noted["failed"], str(noted["running"]): ENDED}
+        ended = {str(noted["running"]): ENDED} if noted["running"] else {}
+        return {**noted["failed"], **ended}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

@@ -50,12 +50,17 @@ FULL = Sizes(
     expert_size=512,
     mlp_size=6144,
     vocabulary=248_320,
-    rows=(1, 9, 64, 640, 1300),  # experts have few rows, and enough for each height of a tile
+    rows=(1, 9, 64, 512, 1000, 1300, 2048),  # experts have as many rows as each height of a tile
     contexts=(0, 300, 4096, 32_768),
 )
 # The same kernels with fewer weights: what the engine can afford to try before its first token.
 SHORT = replace(
-    FULL, label="Qwen3.6-35B-A3B, few weights", experts=32, vocabulary=4096, rows=(5, 9, 64, 300), contexts=(300, 4096)
+    FULL,
+    label="Qwen3.6-35B-A3B, few weights",
+    experts=32,
+    vocabulary=4096,
+    rows=(5, 9, 64, 100, 300),
+    contexts=(300, 4096),
 )
 SMALL = Sizes(
     label="small",

@@ -1,4 +1,4 @@
-"""One decode step of several sequences as a list of kernel calls: 8 or 9 for a layer, for any number of sequences.
+"""One decode step of several sequences as a list of kernel calls: 8 or 9 for a layer, for up to 64 sequences.
 
 What is not a sequence's own goes through the kernels of short chunks, so that each weight is read once for all.
 """

@@ -41,7 +41,8 @@ def prefill_chunk(
         last: int32 [1], position of the last row, where only that row is wanted: the last layer then computes for it
             alone what no cache keeps. None: all rows.
         submit_every: after so many layers the device gets their work while the host prepares the next; 0: never. The
-            host waits where it is more than `MOST_PARTS_AHEAD` parts ahead, so that memory holds what few layers need.
+            host waits where it is more than `MOST_PARTS_AHEAD` parts of this chunk ahead, so that memory holds what few
+            layers need.
 
     Returns:
         The residual stream after the last layer, bfloat16 [M, H], or [1, H] with ``last``; and the new caches.

@@ -21,6 +21,7 @@ from lily_mlx.doctor.buffers import BufferTiming
 from lily_mlx.doctor.report import Report
 from lily_mlx.doctor.sizes import FULL, SHORT, SMALL
 from lily_mlx.doctor.timings import Timing, pairs
+from lily_mlx.kernels.moe.policy import tile_height
 from lily_mlx.metal import use_backend
 
 from .broken import RAISES, WRONG, break_kernel
@@ -122,6 +123,13 @@ class TestRoutes:
         assert all(route.reason and route.choice for route in found)
         assert not any("Args" in route.reason for route in found)
         assert {route.function for route in found} <= set(fallback.NAMES)
+
+    @pytest.mark.parametrize("backend", ["metal", "cuda"])
+    def test_each_height_of_a_block_is_checked(self, backend):
+        """Of those that chunks of up to 2,048 tokens take."""
+        with use_backend(backend, tracing=True):
+            heights = [{tile_height(n, FULL.top_k, FULL.experts) for n in rows} for rows in (range(1, 2049), FULL.rows)]
+        assert heights[0] == heights[1]
 
     def test_backends_differ(self):
         chosen = {}

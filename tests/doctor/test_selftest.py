@@ -171,6 +171,19 @@ class TestCache:
         assert selftest.verdict() == {"linear.rms_norm": selftest.ENDED}
         assert not journal.exists()
 
+    def test_ctrl_c_says_nothing_about_a_kernel(self, few_checks):
+        journal = selftest._path().with_suffix(".running")
+
+        def interrupted():
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            selftest._run([selftest.Check("linear.rms_norm", "", interrupted)], journal)
+        noted = json.loads(journal.read_text())
+        assert (noted["running"], noted["failed"]) == (None, {})
+        journal.write_text(json.dumps({**noted, "process": 2**22 + 1, "failed": {"linear.matmul": selftest.ENDED}}))
+        assert selftest._ended_in(journal) == {"linear.matmul": selftest.ENDED}
+
     def test_the_note_of_a_process_that_still_runs_says_nothing(self, few_checks):
         journal = selftest._path().with_suffix(".running")
         journal.parent.mkdir(parents=True)

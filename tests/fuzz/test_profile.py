@@ -51,7 +51,8 @@ def test_the_long_profile_ends_in_time(long):
     assert len(set(tried)) > 5
 
 
-def test_the_short_profile_repeats_itself():
+def test_the_short_profile_repeats_itself(monkeypatch):
+    monkeypatch.setattr(profile, "LONG", False)
     tried: list[int] = []
 
     @fuzz(6, rows=st.integers(1, 10**9))

@@ -159,6 +159,29 @@ def test_a_kernel_that_fails_ends_the_use_of_tensor_operations(mac: list[str], m
     assert matrix_engine() == "simdgroup"
 
 
+def test_ctrl_c_says_nothing_about_tensor_operations(mac: list[str], monkeypatch) -> None:
+    def interrupted() -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "check_tensor_engine", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            matrix_engine()
+    mac.append("")
+    assert matrix_engine() == "tensor"
+
+
+def test_mended_kernels_have_another_try(mac: list[str], monkeypatch) -> None:
+    mac.append("")
+    assert matrix_engine() == "tensor"
+    assert engine.refuse_tensor_engine("moe.grouped_down: wrong")
+    monkeypatch.setattr(engine, "_refused", "")  # another process, with other texts
+    monkeypatch.setattr(engine, "_texts_digest", lambda: "other")
+    engine._choice.cache_clear()
+    mac.append("")
+    assert matrix_engine() == "tensor"
+
+
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "metal"])
 def test_other_backends_use_tensor_operations_only_if_told(monkeypatch, backend: str) -> None:
     monkeypatch.setattr(engine, "_device", lambda: ("", ""))

@@ -31,7 +31,7 @@ SECONDS = 540
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
 # A report's first lines name the kernel it is about; the next report starts after an empty line.
 _KERNEL = re.compile(r"lily_([a-z0-9_]+)_[0-9a-f]{16}")
-# MLX copies whole buffers, to the host or with kernels of its own, with rows that nobody wrote because nobody needs them.
+# MLX copies whole buffers, to the host or with kernels of its own, with rows that nobody wrote or needs.
 _HOST_COPY = re.compile(r"^Host API memory access error", re.MULTILINE)
 _MLX_KERNEL = re.compile(r"^at (?:void )?mlx::core::cu::(?!custom_kernel_lily_)", re.MULTILINE)
 _DROPPED = "Some records have been dropped"

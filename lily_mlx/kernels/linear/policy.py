@@ -85,7 +85,7 @@ def matvec_plan(rows: int, columns: int, bits: int = 4) -> MatvecPlan:
     while shared > 1 and rows * lanes < device.fill * shared * 32:
         shared //= 2
     steps = -(-units // lanes)
-    most = max(1, min(device.ahead, MOST_LOADED // shared))
+    most = max(1, min(device.ahead, (MOST_LOADED if bits <= 8 else MOST_LOADED // 2) // shared))
     ahead = max(n for n in range(1, most + 1) if steps % n == 0)
     return MatvecPlan(max(1, shared * lanes // 32), lanes, ahead, device.simdgroups)
 

@@ -144,6 +144,8 @@ for (uint part = simd_group; part < parts; part += uint(SIMDGROUPS)) {
 }
 
 uint highest = 0xffffffffu;
+uint first_lowest = 0u; // kept before XTC: keys from this on, equals of it up to this id
+uint first_last = 0xffffffffu;
 if (excluding) {
   rule.most = 0xffffffffu;
   const uint lowest =
@@ -188,11 +190,16 @@ if (excluding) {
   rule.most = top_k;
   rule.floor = 0u;
   low = lowest;
+  first_lowest = lowest;
+  first_last = last;
 }
 const uint lowest =
     lowest_kept<SIMDGROUPS>(rule, keys, weights, mine, low, best_key, thread_id, counts, masses, simd_group, lane);
-const uint last = last_kept<SIMDGROUPS>(
+uint last = last_kept<SIMDGROUPS>(
     rule, keys, weights, ids, mine, lowest, vocabulary, thread_id, counts, masses, simd_group, lane);
+if (lowest == first_lowest) {
+  last = metal::min(last, first_last);
+}
 
 float chosen = -INFINITY;
 uint chosen_token = 0xffffffffu;

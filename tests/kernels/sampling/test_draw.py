@@ -115,6 +115,17 @@ def test_xtc_drops_what_mlx_lm_drops(exclusion, special, vocabulary):
     )
 
 
+@pytest.mark.parametrize("special", [(), (5,)], ids=["none", "special"])
+def test_xtc_after_a_number_of_tokens_that_parts_equals(special):
+    """Min-p keeps three tokens, of two equals the lower id; XTC then drops the two above."""
+    logits = np.array([0, 0, 1, 0, -1, 1, 3, 2], np.float32)
+    settings = Settings(0.3, min_p=0.3, min_tokens_to_keep=3, xtc_probability=1.0, xtc_threshold=0.0)
+    case = Case(logits, settings, special=list(special))
+    token, kept = case.draw()
+    assert (token, np.flatnonzero(kept).tolist()) == (2, [2])
+    assert np.array_equal(kept, case.draw_reference()[1])
+
+
 def test_xtc_comes_with_its_probability():
     logits = np.log(np.array([0.4, 0.3, 0.2, *[0.1 / 13] * 13])).astype(np.float32)
     settings = Settings(temperature=1.0, xtc_probability=0.3, xtc_threshold=0.15)

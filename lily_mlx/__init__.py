@@ -10,7 +10,7 @@ from .accelerate import accelerate  # noqa: E402
 from .api import batch_generate, generate_step, load  # noqa: E402
 from .generate import generate, stream_generate  # noqa: E402
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "__version__",

@@ -60,7 +60,7 @@ def test_layers(fast):
     assert (cache[3].offset, cache[3].size(), sum(layer.nbytes for layer in cache)) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("count", [1, 3, 96, 128, 130])
+@pytest.mark.parametrize("count", [1, 3, pytest.param(96, marks=pytest.mark.slow), 128, 130])
 def test_state_has_mlx_lms_layout(fast, exact, count):
     ids = tokens(count)
     ours, theirs = filled(fast, ids), filled(exact, ids)

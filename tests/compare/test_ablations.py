@@ -97,7 +97,13 @@ def counted_launches():
         yield counts
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+LONG = ("prompt-chunks", "dequantisation-in-the-matmul")  # the first has a test of its own, too
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [pytest.param(pair, id=pair.name, marks=[pytest.mark.slow] if pair.name in LONG else []) for pair in PAIRS],
+)
 def test_an_alternative_gives_the_engines_output(pair, run):
     run.chunk_size = 32 if pair.name == "prompt-chunks" else PROMPT
     engine = run.engine()

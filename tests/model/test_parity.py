@@ -169,7 +169,7 @@ def passage(request, ours, held_out):
     return text, to_numpy(ours.logits(text, chunk_size=4096)).argmax(-1)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 7, 64, 2048])
+@pytest.mark.parametrize("chunk_size", [pytest.param(1, marks=pytest.mark.slow), 7, 64, 2048])
 def test_chunk_size_does_not_change_the_top_token(ours, passage, chunk_size):
     text, want = passage
     got = to_numpy(ours.logits(text, chunk_size)).argmax(-1)

@@ -83,6 +83,7 @@ def test_a_server_learns_from_another_on_the_same_directory(tmp_path):
         assert second.metric("lily_prefix_cache_disk_reads_total") == 2
 
 
+@pytest.mark.slow
 def test_another_checkpoint_starts_from_nothing(tmp_path):
     """The same directory, after the weights have changed."""
     model = tmp_path / "model"

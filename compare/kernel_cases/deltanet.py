@@ -15,7 +15,6 @@ from mlx_lm.models.gated_delta import compute_g
 
 from lily_mlx.kernels import deltanet
 from lily_mlx.kernels.deltanet import policy, reference
-from lily_mlx.metal import current_backend
 from lily_mlx.model import ModelConfig
 
 from ..state import STATE_DEVIATION
@@ -25,11 +24,6 @@ from .source import Source
 
 L2_EPS = 1e-6
 SAMPLED_ROWS = 32
-
-
-def is_short(rows: int) -> bool:
-    """Whether the model takes `deltanet.short_chunk` for a chunk of so many rows."""
-    return rows <= policy.short_rows(current_backend())
 
 
 @dataclass(frozen=True)
@@ -159,7 +153,7 @@ class _Chunk(_DeltaNet):
     @property
     def calls_per_step(self) -> int:
         """A short chunk takes one launch in place of these."""
-        return 0 if is_short(self.rows) else self.deltanet_layers
+        return 0 if policy.is_short(self.rows) else self.deltanet_layers
 
     @property
     def shape(self) -> dict[str, int]:
@@ -376,7 +370,7 @@ def cases(config: ModelConfig, rows: tuple[int, ...]) -> Iterator[Case]:
     """The cases of the family; `rows` are the chunk sizes."""
     yield Step(config)
     for count in rows:
-        if is_short(count):
+        if policy.is_short(count):
             yield ShortChunk(config, count)
         yield Prepare(config, count)
         yield Scan(config, count)

@@ -8,7 +8,6 @@ import mlx.core as mx
 
 from lily_mlx.fallback import kernel
 from lily_mlx.kernels.deltanet import DeltaNetShape, policy, reference
-from lily_mlx.metal import current_backend
 
 from .check import FLOAT32, Check, Output, close, equal
 from .inputs import Source, expected, to_float64
@@ -24,7 +23,7 @@ def checks(sizes: Sizes) -> Iterator[Check]:
     yield Check("deltanet.step", label, lambda: _step(shape))
     yield Check("deltanet.batch_step", f"3 sequences, {label}", lambda: _batch_step(shape, 3))
     for rows in sizes.rows:
-        if rows <= policy.short_rows(current_backend()):
+        if policy.is_short(rows):
             yield Check("deltanet.short_chunk", f"{rows} rows, {label}", lambda r=rows: _short_chunk(shape, r))  # type: ignore[misc]
         yield Check("deltanet.prepare", f"{rows} rows, {label}", lambda r=rows: _prepare(shape, r))  # type: ignore[misc]
         yield Check("deltanet.gated_norm", f"{rows} rows, {label}", lambda r=rows: _gated_norm(shape, r))  # type: ignore[misc]

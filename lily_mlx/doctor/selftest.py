@@ -14,14 +14,14 @@ import json
 import logging
 import os
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from lily_mlx import fallback
 from lily_mlx.metal import current_backend, matrix_engine
 from lily_mlx.metal.cpu.compiler import cache_directory
 from lily_mlx.metal.matrix_engines import TENSOR, refuse_tensor_engine
+from lily_mlx.metal.verdicts import ENDED, is_alive, write_note
 
 from . import check, machine
 from .check import Check, Result
@@ -29,7 +29,6 @@ from .checks import all_checks
 from .sizes import SHORT, SMALL
 
 ENVIRONMENT = "LILY_MLX_SELF_TEST"
-ENDED = "the process ended while it ran"
 # The functions whose kernels come with both engines of matrix products.
 TILED = ("linear.matmul", "moe.grouped_gate_up", "moe.grouped_down", "mlp.gate_up_chunk")
 
@@ -108,11 +107,11 @@ def _run(checks: list[Check], journal: Path) -> Failures:
         # One failure decides about a function; and what ended a process is not tried again.
         if item.function in failures:
             continue
-        _note(journal, {"process": os.getpid(), "running": item.function, "failed": failures})
+        write_note(journal, {"process": os.getpid(), "running": item.function, "failed": failures})
         try:
             failures |= _failures(check.run([item]))
         except BaseException:  # Ctrl-C says nothing about the kernel that ran
-            _note(journal, {"process": os.getpid(), "running": None, "failed": failures})
+            write_note(journal, {"process": os.getpid(), "running": None, "failed": failures})
             raise
     with contextlib.suppress(OSError):
         journal.unlink(missing_ok=True)
@@ -131,22 +130,12 @@ def _ended_in(journal: Path) -> Failures:
     """What an earlier process found before a check ended it."""
     try:
         noted = json.loads(journal.read_text(encoding="utf-8"))
-        if _is_alive(int(noted["process"])):
+        if is_alive(int(noted["process"])):
             return {}
         ended = {str(noted["running"]): ENDED} if noted["running"] else {}
         return {**noted["failed"], **ended}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it exists and is another user's
-        return True
-    return True
 
 
 def _path() -> Path:
@@ -166,28 +155,7 @@ def _read(path: Path) -> Failures | None:
 
 
 def _write(path: Path, failures: Failures) -> None:
-    _note(path, {"machine": machine.describe(), "failed": failures})
-
-
-def _note(path: Path, content: Mapping[str, object]) -> None:
-    """Writes a file whole or not at all; a directory that cannot be written only means more runs."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _temporary(path) as file:
-            file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            os.replace(file, path)
-    except OSError as error:
-        logger.info("the verdict about the kernels is not kept: %s", error)
-
-
-@contextlib.contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    os.close(descriptor)
-    try:
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    write_note(path, {"machine": machine.describe(), "failed": failures})
 
 
 def _first_line(text: str) -> str:

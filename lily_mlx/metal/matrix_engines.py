@@ -30,12 +30,12 @@ from .backend import current_backend
 from .cpu.compiler import cache_directory
 from .errors import BackendError
 from .kernel import Kernel
+from .verdicts import ENDED, is_alive, write_note
 
 ENVIRONMENT = "LILY_MLX_MATRIX_ENGINE"
 SIMDGROUP, TENSOR = "simdgroup", "tensor"
 NAMES = (SIMDGROUP, TENSOR)
 OLDEST_SYSTEM = (26, 2)
-ENDED = "the process ended while it ran"
 
 logger = logging.getLogger("lily_mlx")
 
@@ -109,7 +109,7 @@ def refuse_tensor_engine(reason: str) -> bool:
         return False
     global _refused
     _refused = reason
-    _write(_path(), {"failed": reason})
+    write_note(_path(), {"failed": reason})
     _choice.cache_clear()
     engine_choice()
     return True
@@ -175,16 +175,16 @@ def _verdict() -> str:
     known = _read(path)
     if "failed" in known:
         return str(known["failed"])
-    if "running" in known and not _is_alive(known["running"]):
+    if "running" in known and not is_alive(known["running"]):
         failure = ENDED
     else:
-        _write(path, {"running": os.getpid()})
+        write_note(path, {"running": os.getpid()})
         try:
             failure = check_tensor_engine()
         except BaseException:  # Ctrl-C says nothing about the device
-            _write(path, {})
+            write_note(path, {})
             raise
-    _write(path, {"failed": failure})
+    write_note(path, {"failed": failure})
     return failure
 
 
@@ -244,24 +244,3 @@ def _read(path: Path) -> dict[str, Any]:
         return known if isinstance(known, dict) else {}
     except (OSError, ValueError):
         return {}
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    """Writes a file; a directory that cannot be written only means more checks."""
-    temporary = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        logger.info("the verdict about tensor operations is not kept: %s", error)
-
-
-def _is_alive(process: object) -> bool:
-    try:
-        os.kill(int(str(process)), 0)
-    except (ProcessLookupError, ValueError, OverflowError):
-        return False
-    except OSError:  # it exists and is another user's
-        return True
-    return True

@@ -10,7 +10,6 @@ from lily_mlx.kernels.deltanet import policy as deltanet_policy
 from lily_mlx.kernels.linear import embed, gated_norm_project_add, matmul, norm_matmul, project_add, rms_norm
 from lily_mlx.kernels.mlp import gate_up_chunk
 from lily_mlx.kernels.moe import Routing, combine, combine_norm, grouped_down, grouped_gate_up, route
-from lily_mlx.metal import current_backend
 
 from .cache import DeltaNetCache, LayerCache
 from .choice import Sampling, choose
@@ -140,7 +139,7 @@ def deltanet_chunk(
     """
     shape, eps = config.deltanet, config.norm_eps
     proj = deltanet_projection(weights, rms_norm(x, weights.in_norm, eps) if normed is None else normed)
-    if x.shape[0] <= deltanet_policy.short_rows(current_backend()):
+    if deltanet_policy.is_short(x.shape[0]):
         y, conv, state = deltanet.short_chunk(
             proj,
             cache.conv,

@@ -117,13 +117,13 @@ def test_another_device_or_text_is_checked_again(mac: list[str], monkeypatch, ch
 
 def test_a_check_that_ended_its_process_is_not_tried_again(mac: list[str]) -> None:
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    engine._write(engine._path(), {"running": int(ended.stdout)})
+    engine.write_note(engine._path(), {"running": int(ended.stdout)})
     assert matrix_engine() == "simdgroup"
     assert engine.ENDED in engine.engine_choice().reason
 
 
 def test_a_check_that_still_runs_elsewhere_says_nothing(mac: list[str]) -> None:
-    engine._write(engine._path(), {"running": os.getpid()})
+    engine.write_note(engine._path(), {"running": os.getpid()})
     mac.append("")
     assert matrix_engine() == "tensor"
 

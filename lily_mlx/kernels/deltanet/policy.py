@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lily_mlx.metal import current_backend
+
 SIMD_WIDTH = 32
 
 
@@ -67,6 +69,11 @@ def short_rows(backend: str) -> int:
     two launches are saved. The 64 rows of Apple's GPUs, which have up to 40 cores, are reasoned and not measured.
     """
     return 16 if backend == "cuda" else 64
+
+
+def is_short(rows: int) -> bool:
+    """Whether a chunk of so many rows takes `short_chunk` on the current backend."""
+    return rows <= short_rows(current_backend())
 
 
 def short_block(rows: int) -> int:
